@@ -1,0 +1,273 @@
+"""The driver port: what every backend promises. This prose is the specification.
+
+Owns: the vocabulary between the edge's supervisor and a backend. Does not own:
+admission, journalling, retries, what a client sees (the supervisor's) or how a
+backend works.
+
+Rules for every driver
+----------------------
+* Calls for *one* sandbox come one at a time from its supervisor, except
+  :meth:`Driver.exec`, :meth:`Files` calls and :meth:`Driver.usage`, which run
+  concurrently. Calls for different sandboxes run concurrently.
+* :meth:`Driver.start` returns only when the sandbox's agent has answered. When it
+  raises or is cancelled, nothing of the sandbox is left on the node.
+* :meth:`Driver.start` never starts a sandbox with less protection than the spec
+  asks for: it raises ``PolicyDenied`` or ``Unsupported`` first.
+* :meth:`Driver.stop` is idempotent, legal in every state, and returns when every
+  process, mount, cgroup and file of the sandbox is gone.
+* A :class:`Handle` is plain data. The supervisor journals it; a new edge process
+  passes it to :meth:`Driver.recover` and gets the running sandbox back, or
+  ``None`` when it no longer lives. Drivers keep no other durable state.
+* :meth:`Driver.sweep` removes whatever carries this node's mark and belongs to no
+  known uid: the leftovers of a crash in mid-start.
+* Raised errors are :class:`shared.errors.DsecError` or bugs. ``field`` names the
+  spec field at fault.
+* Nothing blocks the event loop; calls to an engine run in threads with deadlines.
+* Text and numbers that come from inside a sandbox are data, bounded and untrusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Cause = str  # a cause of shared.lifecycle.CAUSES
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One capability as the probe found it."""
+
+    supported: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """What :meth:`Driver.probe` found. ``features`` are names used as placement
+    filters (``exec``, ``files``, ``disk_limit``, ``memory_limit``, ``pause`` …)."""
+
+    supported: bool
+    reason: str = ""
+    features: Mapping[str, Feature] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One immutable read-only layer, present on this node. Paths are EROFS files:
+    ``meta`` (mountable) and ``data`` (its extra device, ``None`` when inline)."""
+
+    digest: str
+    meta: str
+    data: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartSpec:
+    """Everything a driver needs. ``layers`` go bottom to top. Sizes in MiB
+    (``*_mb``), CPU in cores, ``None`` = not limited. ``env``, ``workdir`` and
+    ``user`` are the defaults of later execs."""
+
+    uid: str
+    project: str
+    layers: Sequence[Layer]
+    cpu_cores: float | None = None
+    memory_mb: int | None = None
+    disk_mb: int | None = None
+    pids: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+    user: str = "root"
+    network_rules: Mapping[str, bool] = field(default_factory=dict)
+    qos: Literal["best_effort", "latency_sensitive"] = "best_effort"
+    hostname: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A started sandbox. ``data`` is the driver's own JSON-able data, journalled
+    as it is; ``enforcement`` says per protection which mechanism enforces it."""
+
+    uid: str
+    backend: str
+    data: Mapping[str, Any]
+    enforcement: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The runtime's truth. ``cause`` and ``message`` are set when not alive."""
+
+    alive: bool
+    cause: Cause | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Absolute counters and gauges of one sandbox: seconds and bytes."""
+
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0
+    pids: int = 0
+    disk_bytes: int = 0
+    oom_kills: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecSpec:
+    """One command. Exactly one of ``argv`` and ``shell`` is set; ``shell`` is run
+    by ``/bin/sh -c`` (or as the next command of ``session`` when that is set).
+    ``timeout_s`` is enforced inside the sandbox and kills the whole tree.
+    ``output_limit_bytes`` is the budget of *each* stream: head and tail are kept,
+    the middle is dropped and counted."""
+
+    op_id: str
+    argv: Sequence[str] | None = None
+    shell: str | None = None
+    session: str | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    timeout_s: float | None = None
+    output_limit_bytes: int = 10 * 1024 * 1024
+    merge: bool = False
+    stdin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExecOutcome:
+    """How a command ended. ``exit_code`` is 128+n after signal n; ``signal`` is
+    its name without SIG. ``truncated`` are the bytes dropped (stdout, stderr)."""
+
+    exit_code: int | None
+    signal: str | None = None
+    timed_out: bool = False
+    oom_killed: bool = False
+    truncated: tuple[int, int] = (0, 0)
+    duration_s: float = 0.0
+
+
+Stream = Literal["stdout", "stderr"]
+
+
+@runtime_checkable
+class ExecIO(Protocol):
+    """The supervisor's side of a running command."""
+
+    async def output(self, stream: Stream, data: bytes) -> None:
+        """Takes output in order. Waits where the reader is slow."""
+        ...
+
+    def input(self) -> AsyncIterator[bytes]:
+        """Chunks for stdin; its end closes stdin. Used when ``spec.stdin``."""
+        ...
+
+    def control(self) -> AsyncIterator[str]:
+        """Signal names to send to the command (``TERM``, ``KILL`` …, ``0``)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One file. ``type`` is file, dir, symlink, fifo, socket, chr or blk; ``mode``
+    are the permission bits; ``mtime`` seconds since the epoch."""
+
+    path: str
+    type: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    mtime: float
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A sandbox died on its own (agent channel closed, OOM of the whole sandbox)."""
+
+    uid: str
+    cause: Cause
+    message: str = ""
+
+
+OnExit = Callable[[Exited], Awaitable[None]]
+
+
+class Driver(Protocol):
+    """A backend. See the module's prose for the rules."""
+
+    name: str
+
+    async def probe(self) -> BackendReport:
+        """What this node can do. Never raises; called before :meth:`open` and then
+        from time to time."""
+        ...
+
+    async def open(self, on_exit: OnExit) -> None:
+        """Begins work (fills pools). ``on_exit`` is told of deaths."""
+        ...
+
+    async def close(self) -> None:
+        """Ends work. Running sandboxes live on; pools and helpers are removed."""
+        ...
+
+    async def start(self, spec: StartSpec) -> Handle: ...
+
+    async def recover(self, handle: Handle, spec: StartSpec) -> Handle | None: ...
+
+    async def inspect(self, handle: Handle) -> Inspection: ...
+
+    async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
+        """Runs one command. Cancelling the call kills the command's tree."""
+        ...
+
+    async def usage(self, handle: Handle) -> Usage: ...
+
+    async def stop(self, handle: Handle, *, grace_s: float = 0.0) -> None: ...
+
+    async def sweep(self, known: frozenset[str]) -> list[str]:
+        """Removes leftovers of sandboxes not in ``known``; returns their uids."""
+        ...
+
+
+@runtime_checkable
+class Files(Protocol):
+    """Optional: files inside the sandbox, resolved inside its root as ``user``.
+
+    Errors: ``NotFound``, ``Forbidden`` or ``InvalidRequest`` whose ``field`` is
+    ``path`` and whose ``details["errno"]`` is the errno name (``ENOENT``,
+    ``EACCES``, ``EISDIR``, ``ENOTDIR``, ``ENOSPC``, ``ENOTREG`` for anything but
+    a regular file …)."""
+
+    def read(
+        self, handle: Handle, path: str, *, user: str | None, offset: int = 0,
+        length: int | None = None,
+    ) -> AsyncIterator[bytes]: ...  # fmt: skip
+
+    async def write(
+        self, handle: Handle, path: str, chunks: AsyncIterator[bytes], *, user: str | None,
+        mode: int | None = None, append: bool = False,
+    ) -> FileInfo:
+        """Creates missing parents, replaces atomically, returns the final file's
+        info: success means that the bytes are in the sandbox."""
+        ...  # fmt: skip
+
+    async def stat(self, handle: Handle, path: str, *, user: str | None) -> FileInfo: ...
+
+    async def list(self, handle: Handle, path: str, *, user: str | None) -> list[FileInfo]: ...
+
+    async def mkdir(
+        self, handle: Handle, path: str, *, user: str | None, mode: int = 0o755,
+        parents: bool = True,
+    ) -> None: ...  # fmt: skip
+
+    async def remove(
+        self, handle: Handle, path: str, *, user: str | None, recursive: bool = False
+    ) -> None: ...
+
+    async def move(self, handle: Handle, src: str, dst: str, *, user: str | None) -> None: ...
