@@ -1,0 +1,1 @@
+"""Read-only layers and the root file systems composed of them."""
