@@ -1,6 +1,6 @@
 /* attach PIDFD ROOTFD [HOSTNAME]: gives a warm shell its root.
  *
- * Enters the shell's mount (and UTS) namespace, puts the composed root, a detached
+ * Enters the shell's mount, network and UTS namespaces, brings its loopback up, puts the composed root, a detached
  * mount that the edge made, at /newroot, carries the shell's /proc, /dev, /sys and
  * the engine's /etc files over (with all that is mounted below them: what the
  * engine masks stays masked), makes it the root of every process there and drops
@@ -12,12 +12,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <net/if.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -110,20 +113,42 @@ static void carry_over(int root)
     close(etc);
 }
 
-static void write_hostname(const char *name)
+static int rewrite(const char *path)
 {
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd < 0 || fchmod(fd, 0644))
+        fail("the shell's %s cannot be written", path);
+    return fd;
+}
+
+/* The engine's own files, in the shell's root, before the image's root is there. */
+static void name_host(const char *name)
+{
+    int fd = rewrite("/etc/hosts");
+    dprintf(fd, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n");
+    if (name)
+        dprintf(fd, "127.0.1.1\t%s\n", name);
+    close(fd);
+    if (!name)
+        return;
     if (sethostname(name, strlen(name)))
         fail("cannot set the host name");
-    int fd = open("/etc/hostname", O_WRONLY | O_TRUNC | O_NOFOLLOW | O_CLOEXEC);
-    if (fd >= 0) {
-        dprintf(fd, "%s\n", name);
-        close(fd);
-    }
-    fd = open("/etc/hosts", O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC);
-    if (fd >= 0) {
-        dprintf(fd, "127.0.1.1\t%s\n", name);
-        close(fd);
-    }
+    fd = rewrite("/etc/hostname");
+    dprintf(fd, "%s\n", name);
+    close(fd);
+}
+
+/* The engine leaves a shell's network namespace as the kernel made it. */
+static void loopback_up(void)
+{
+    struct ifreq r = {.ifr_name = "lo"};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || ioctl(fd, SIOCGIFFLAGS, &r))
+        fail("the shell has no loopback interface");
+    r.ifr_flags |= IFF_UP;
+    if (ioctl(fd, SIOCSIFFLAGS, &r))
+        fail("the loopback interface cannot be brought up");
+    close(fd);
 }
 
 int main(int argc, char **argv)
@@ -135,10 +160,10 @@ int main(int argc, char **argv)
     int pidfd = atoi(argv[1]), mount_fd = atoi(argv[2]);
     const char *hostname = argc > 3 && *argv[3] ? argv[3] : NULL;
     umask(0);
-    if (setns(pidfd, CLONE_NEWNS | (hostname ? CLONE_NEWUTS : 0)))
+    if (setns(pidfd, CLONE_NEWNS | CLONE_NEWNET | (hostname ? CLONE_NEWUTS : 0)))
         fail("cannot enter the shell's namespaces");
-    if (hostname)
-        write_hostname(hostname); /* the engine's own files, before the image's root */
+    loopback_up();
+    name_host(hostname);
     if (syscall(SYS_move_mount, mount_fd, "", AT_FDCWD, NEWROOT, MOVE_MOUNT_F_EMPTY_PATH))
         fail("cannot place the new root");
     int root = open(NEWROOT, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -21,6 +21,7 @@ from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
 from shared.errors import DsecError, Unavailable, Unsupported, from_code
 
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
+CONNECT_RETRY_S = 0.005
 EVENTS_MAX = 4096  # of one operation; credit keeps it far below
 
 OnOutput = Callable[[int, bytes], Awaitable[None]]
@@ -81,14 +82,20 @@ class AgentClient(asyncio.Protocol):
     @classmethod
     async def connect(
         cls, path: Path, *, generation: str | None = None, cgroups: CgroupFds | None = None,
-        deadline_s: float = 5.0,
+        deadline_s: float = 5.0, wait: bool = False,
     ) -> AgentClient:  # fmt: skip
         """Connects to the socket at ``path``, checks version and ``generation``, hands
-        over ``cgroups``. Raises ``Unavailable`` (nobody answers in time) or
+        over ``cgroups``. With ``wait`` an agent that does not listen yet is waited for. Raises ``Unavailable`` (nobody answers in time) or
         ``Unsupported`` (other version or generation)."""
         try:
             async with asyncio.timeout(deadline_s):
-                return await cls._connect(path, generation, cgroups)
+                while True:
+                    try:
+                        return await cls._connect(path, generation, cgroups)
+                    except (FileNotFoundError, ConnectionRefusedError):
+                        if not wait:
+                            raise
+                        await asyncio.sleep(CONNECT_RETRY_S)
         except (OSError, EOFError, ProtocolError, TimeoutError) as err:
             raise Unavailable(f"the sandbox's agent does not answer: {err!r}") from err
 

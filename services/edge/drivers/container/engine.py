@@ -110,12 +110,12 @@ class Engine:
         self._image = await self._call(self._ensure_image)
 
     def _ensure_image(self) -> str:
-        content = self._settings.aether.read_bytes()
+        content = _image_tar(self._settings.aether.read_bytes())
         tag = hashlib.sha256(content).hexdigest()[:16]
         try:
             self._api.inspect_image(f"{IMAGE}:{tag}")
         except ImageNotFound:
-            self._api.import_image_from_data(_image_tar(content), repository=IMAGE, tag=tag)
+            self._api.import_image_from_data(content, repository=IMAGE, tag=tag)
         return f"{IMAGE}:{tag}"
 
     async def create_shell(self, name: str, socket_dir: Path) -> Shell:
@@ -137,7 +137,8 @@ class Engine:
         )
         made = api.create_container(
             self._image, ["/aether", f"{SOCKET_DIR}/{SOCKET}", name],
-            name=name, host_config=host, hostname="sandbox", network_disabled=True,
+            name=name, host_config=host, hostname="sandbox",
+            network_disabled=True,  # a namespace of its own all the same, for half the time
             labels={LABEL_NODE: self._settings.node, LABEL_NAME: name,
                     LABEL_INSTANCE: self._instance},
         )["Id"]  # fmt: skip

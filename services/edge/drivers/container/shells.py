@@ -80,8 +80,9 @@ class Shells:
         fds = await self.thread(lambda: self._cgroups.make_work(groups))
         try:
             return await AgentClient.connect(
-                self.socket(name), generation=name, cgroups=fds, deadline_s=self._settings.agent_s
-            )
+                self.socket(name), generation=name, cgroups=fds, wait=True,
+                deadline_s=self._settings.agent_s,
+            )  # fmt: skip
         finally:
             close_fds(fds)
 
