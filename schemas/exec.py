@@ -1,7 +1,7 @@
 """Messages at the edge's door: exec, files, and the frames of their streams.
 
-A request goes to ``dsec.exec.v1.<project>.<node>.<uid>.<verb>`` with a reply
-subject ``dsec.out.v1.<node>.<client>.<op>``. Everything the edge answers for that
+A request goes to ``dsec.exec.v1.<project>.<node>.<uid>.<verb>.<principal>`` with a
+reply subject ``dsec.out.v1.<node>.<principal>.<connection>.<op>``. Everything the edge answers for that
 operation comes there, in order, as *frames*: the header ``Dsec-Frame`` says which.
 
 ====== ======================== ================================================

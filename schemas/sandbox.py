@@ -59,7 +59,7 @@ class SandboxSpec(Message, frozen=True):
 
 
 class CreateRequest(Versioned, frozen=True):
-    """client → auth, ``dsec.req.v1.<project>.sandbox.create``.
+    """client → auth, ``dsec.req.v1.<project>.sandbox.create[.<principal>]``.
 
     ``specs`` × ``count`` sandboxes (``count`` > 1 only with one spec). Each spec is
     judged alone: bad ones get their own error, the others run. ``request_id`` is

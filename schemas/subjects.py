@@ -13,24 +13,55 @@ from typing import Literal
 Transport = Literal["jetstream", "core"]
 
 
-def req(project: str, entity: str, verb: str) -> str:
-    """A client's request that changes something."""
-    return f"dsec.req.v1.{project}.{entity}.{verb}"
+ANONYMOUS = "anonymous"
+"""Who is recorded where a client used a subject without its principal."""
 
 
-def get(project: str, entity: str, verb: str) -> str:
-    """A client's read."""
-    return f"dsec.get.v1.{project}.{entity}.{verb}"
+def req(project: str, entity: str, verb: str, principal: str | None = None) -> str:
+    """A client's request that changes something. With the principal as last token
+    (which the bus lets no one else use) the request is attributed; the short form
+    is for trainers without an SDK and is recorded as ``anonymous``."""
+    return f"dsec.req.v1.{project}.{entity}.{verb}" + (f".{principal}" if principal else "")
 
 
-def exec_(project: str, node: str, uid: str, verb: str) -> str:
+def get(project: str, entity: str, verb: str, principal: str | None = None) -> str:
+    """A client's read; forms as in :func:`req`."""
+    return f"dsec.get.v1.{project}.{entity}.{verb}" + (f".{principal}" if principal else "")
+
+
+def exec_(project: str, node: str, uid: str, verb: str, principal: str) -> str:
     """A client's operation at the edge that owns the sandbox."""
-    return f"dsec.exec.v1.{project}.{node}.{uid}.{verb}"
+    return f"dsec.exec.v1.{project}.{node}.{uid}.{verb}.{principal}"
 
 
-def out(node: str, client: str, op: str) -> str:
-    """An edge's answers to one operation of one client connection."""
-    return f"dsec.out.v1.{node}.{client}.{op}"
+def out(node: str, principal: str, connection: str, op: str) -> str:
+    """An edge's answers to one operation of one client connection: the reply
+    subject of :func:`exec_` requests. An edge may publish only under its node."""
+    return f"dsec.out.v1.{node}.{principal}.{connection}.{op}"
+
+
+def inbox_prefix(principal: str, connection: str) -> str:
+    """The inbox prefix of one client connection; nobody else may listen there."""
+    return f"_INBOX.{principal}.{connection}"
+
+
+@dataclass(frozen=True)
+class ClientSubject:
+    """What a ``req`` or ``get`` subject says: who may be believed to ask for what."""
+
+    project: str
+    entity: str
+    verb: str
+    principal: str
+
+
+def parse_client(subject: str) -> ClientSubject | None:
+    """The parts of a ``req`` or ``get`` subject, ``None`` for any other."""
+    parts = subject.split(".")
+    if len(parts) not in (6, 7) or parts[0] != "dsec" or parts[1] not in ("req", "get"):
+        return None
+    principal = parts[6] if len(parts) == 7 else ANONYMOUS
+    return ClientSubject(parts[3], parts[4], parts[5], principal)
 
 
 def cmd(entity: str, verb: str, key: str) -> str:
@@ -190,15 +221,15 @@ SUBJECTS: tuple[Subject, ...] = (
             "get, list"),
     Subject("dsec.get.v1.*.image.*", "core", "client", ("auth",), "ImageQuery", "get, list"),
     Subject("dsec.get.v1.*.audit.*", "core", "client", ("auth",), "AuditQuery", "list"),
-    Subject("dsec.get.v1.*.*.*", "core", "client", ("auth",), "IamQuery",
+    Subject("dsec.get.v1.>", "core", "client", ("auth",), "IamQuery",
             "projects, keys, grants, quotas, nodes"),
-    Subject("dsec.exec.v1.*.*.*.exec", "core", "client", ("edge",), "ExecRequest",
+    Subject("dsec.exec.v1.*.*.*.exec.*", "core", "client", ("edge",), "ExecRequest",
             "run a command"),
-    Subject("dsec.exec.v1.*.*.*.info", "core", "client", ("edge",), "InfoRequest",
+    Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest",
             "live facts"),
-    Subject("dsec.exec.v1.*.*.*.*", "core", "client", ("edge",), "FileRequest",
+    Subject("dsec.exec.v1.*.*.*.*.*", "core", "client", ("edge",), "FileRequest",
             "file verbs; io carries frames"),
-    Subject("dsec.out.v1.*.*.*", "core", "edge", ("client",), "ExecReply",
+    Subject("dsec.out.v1.*.*.*.*", "core", "edge", ("client",), "ExecReply",
             "frames and the final reply of one operation"),
     Subject("dsec.cmd.v1.sandbox.create.*", "jetstream", "auth", ("scheduler",),
             "SandboxCreate", "admitted creates"),
