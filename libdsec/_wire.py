@@ -354,7 +354,8 @@ class ExecRequest(Versioned, frozen=True):
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
-    in frames. ``truncated`` counts the bytes dropped (stdout, stderr)."""
+    in frames, ``framed`` counts what did. ``truncated`` counts the bytes dropped
+    (stdout, stderr)."""
 
     op_id: OpId
     exit_code: int | None = None
@@ -362,6 +363,7 @@ class ExecReply(Versioned, frozen=True):
     timed_out: bool = False
     oom_killed: bool = False
     truncated: tuple[int, int] = (0, 0)
+    framed: tuple[int, int] | None = None
     duration_s: float = 0.0
     seq: int = 0
     epoch: int = 0

@@ -1,8 +1,9 @@
 """Messages at the edge's door: exec, files, and the frames of their streams.
 
 A request goes to ``dsec.exec.v1.<project>.<node>.<uid>.<verb>.<principal>`` with a
-reply subject ``dsec.out.v1.<node>.<principal>.<connection>.<op>``. Everything the edge answers for that
-operation comes there, in order, as *frames*: the header ``Dsec-Frame`` says which.
+reply subject ``dsec.out.v1.<node>.<principal>.<connection>.<op>``. Everything the edge
+answers for that operation comes there, in order, as *frames*: the header
+``Dsec-Frame`` says which.
 
 ====== ======================== ================================================
 frame  from                     body
@@ -78,7 +79,8 @@ class ExecRequest(Versioned, frozen=True):
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
-    in frames. ``truncated`` counts the bytes dropped (stdout, stderr)."""
+    in frames, ``framed`` counts what did. ``truncated`` counts the bytes dropped
+    (stdout, stderr)."""
 
     op_id: OpId
     exit_code: int | None = None
@@ -86,6 +88,7 @@ class ExecReply(Versioned, frozen=True):
     timed_out: bool = False
     oom_killed: bool = False
     truncated: tuple[int, int] = (0, 0)
+    framed: tuple[int, int] | None = None
     duration_s: float = 0.0
     seq: int = 0
     epoch: int = 0
