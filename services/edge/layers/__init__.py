@@ -1,1 +1,1 @@
-"""Read-only layers and the root file systems composed of them."""
+"""Layers on this node: where they are, how they are mounted, what is composed of them."""
