@@ -51,8 +51,10 @@ static void drop_passed(void)
 
 void channel_close(void)
 {
-    if (conn_fd >= 0)
+    if (conn_fd >= 0) {
+        shutdown(conn_fd, SHUT_RDWR);
         close(conn_fd);
+    }
     conn_fd = -1;
     greeted = false;
     buf_free(&conn_in);

@@ -11,6 +11,7 @@
 #include "aether.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -127,6 +128,20 @@ static void launcher_main(int fd)
     _exit(0);
 }
 
+/* Closes all of the agent's descriptors but one: a copy of the connection here would
+ * keep it open when the agent closes it. */
+static int keep_only(int sock)
+{
+    if (sock != 3) {
+        dup3(sock, 3, O_CLOEXEC);
+        close(sock);
+    }
+    if (syscall(SYS_close_range, 4, ~0u, 0))
+        for (int fd = 4; fd < 4096; fd++)
+            close(fd);
+    return 3;
+}
+
 /* Starts the launcher and waits until it has joined; replaces one that runs. */
 int launcher_start(void)
 {
@@ -141,9 +156,10 @@ int launcher_start(void)
     if (pid == 0) {
         close(pair[0]);
         cg_join();
-        if (send(pair[1], "r", 1, MSG_NOSIGNAL) != 1)
+        int sock = keep_only(pair[1]);
+        if (send(sock, "r", 1, MSG_NOSIGNAL) != 1)
             _exit(1);
-        launcher_main(pair[1]);
+        launcher_main(sock);
     }
     close(pair[1]);
     struct pollfd p = {pair[0], POLLIN, 0};

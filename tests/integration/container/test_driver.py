@@ -31,10 +31,11 @@ async def test_nothing_of_the_agent_can_be_read_from_inside(
     handle = await harness.driver.start(harness.spec(uid=new_uid()))
     try:
         script = (
-            "for p in $(ps | grep '[/]aether' | awk '{print $1}'); do "
-            "for f in environ mem maps auxv; do head -c1 /proc/$p/$f 2>/dev/null && echo $p/$f; done; "
-            "readlink /proc/$p/cwd /proc/$p/root /proc/$p/exe; ls -l /proc/$p/fd 2>/dev/null | grep -- '->'; "
-            "done; ls -d /run/dsec /newroot /aether 2>/dev/null; find / -xdev -name agent.sock; echo end"
+            "n=0; for d in /proc/[0-9]*; do [ $(cat $d/comm) = aether ] || continue; n=$((n+1)); "
+            "for f in environ mem maps auxv; do head -c1 $d/$f 2>/dev/null && echo $d/$f; done; "
+            "readlink $d/cwd $d/root $d/exe; ls -l $d/fd 2>/dev/null | grep -- '->'; done; "
+            "ls -d /run/dsec /newroot /aether 2>/dev/null; find / -xdev -name agent.sock; "
+            "[ $n -ge 2 ] && echo end"
         )
         ran = await run(harness.driver, handle, script, env={"SECRET": "canary"})
         assert ran.stdout == b"end\n", ran.stdout
@@ -94,9 +95,13 @@ async def test_loopback_works_and_is_all_there_is(harness: ContainerHarness) -> 
     handle = await harness.driver.start(spec)
     try:
         assert "not reachable" in handle.enforcement["network"]
-        script = "ls /sys/class/net; hostname; (echo hi | nc -l -p 8000 -s 127.0.0.1 &) ; sleep .2; nc localhost 8000 </dev/null; wget -T2 -q -O- http://192.0.2.1/ || echo unreachable"
+        script = (
+            "ls /sys/class/net; hostname; echo hi | nc -l -p 8000 -s 127.0.0.1 >/dev/null & "
+            "sleep .3; nc 127.0.0.1 8000 </dev/null; grep -c localhost /etc/hosts; "
+            "wget -T2 -q -O- http://192.0.2.1/ || echo unreachable"
+        )
         ran = await run(harness.driver, handle, script, timeout_s=20)
-        assert ran.stdout.split() == [b"lo", b"box-1", b"hi", b"unreachable"]
+        assert ran.stdout.split() == [b"lo", b"box-1", b"hi", b"2", b"unreachable"]
     finally:
         await harness.driver.stop(handle)
 

@@ -42,11 +42,9 @@ async def test_every_size_comes_back_whole(
     assert await read(driver, sandbox, "/w/f") == data
 
 
-@pytest.mark.parametrize("name", ['é🤣 "q".txt', "a\nb", "-rf", "x" * 255, "'; rm -rf /"])
+@pytest.mark.parametrize("name", ['é🤣 "q".txt', "a\nb", "-rf", "x" * 255, "'; rm -rf *"])
 async def test_every_name_works(driver: ContainerDriver, sandbox: Handle, name: str) -> None:
     """(F02)"""
-    if len(name.encode()) == 255:
-        name = name[:200]
     await driver.write(sandbox, f"/tmp/names/{name}", pieces(b"data"), user=None)
     assert await read(driver, sandbox, f"/tmp/names/{name}") == b"data"
     assert f"/tmp/names/{name}" in [i.path for i in await driver.list(sandbox, "/tmp/names", user=None)]
