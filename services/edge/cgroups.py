@@ -308,7 +308,8 @@ def _remove_tree(directory: Path) -> bool:
         return True
     except OSError:
         return False
-    if not all([_remove_tree(child) for child in children]):
+    gone = [_remove_tree(child) for child in children]
+    if not all(gone):
         return False
     try:
         directory.rmdir()

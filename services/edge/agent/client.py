@@ -85,8 +85,9 @@ class AgentClient(asyncio.Protocol):
         deadline_s: float = 5.0, wait: bool = False,
     ) -> AgentClient:  # fmt: skip
         """Connects to the socket at ``path``, checks version and ``generation``, hands
-        over ``cgroups``. With ``wait`` an agent that does not listen yet is waited for. Raises ``Unavailable`` (nobody answers in time) or
-        ``Unsupported`` (other version or generation)."""
+        over ``cgroups``. With ``wait`` an agent that does not listen yet is waited for.
+        Raises ``Unavailable`` (nobody answers in time) or ``Unsupported`` (other version
+        or generation)."""
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
@@ -325,9 +326,7 @@ async def _next_frames(sock: socket.socket, decoder: wire.FrameDecoder) -> list[
             return frames
 
 
-async def _greet(
-    sock: socket.socket, decoder: wire.FrameDecoder, generation: str | None
-) -> Fields:
+async def _greet(sock: socket.socket, decoder: wire.FrameDecoder, generation: str | None) -> Fields:
     hello = wire.frame(Msg.HELLO, 0, wire.MAGIC + wire.field(Tag.VERSION, wire.VERSION))
     await asyncio.get_running_loop().sock_sendall(sock, hello)
     got = (await _next_frames(sock, decoder))[0]

@@ -82,7 +82,7 @@ async def test_a_cancelled_command_lets_those_behind_it_run(session: Session) ->
 async def test_output_cannot_pose_as_an_end(session: Session) -> None:
     """Children inherit no channel, and a message of another process does not count."""
     ran = await session(
-        "for fd in 7 8 10 11 12 13; do sh -c \"echo 0 >&$fd\" 2>/dev/null; done; "
+        'for fd in 7 8 10 11 12 13; do sh -c "echo 0 >&$fd" 2>/dev/null; done; '
         "echo 0 >&8; sleep 0.2; echo end; (exit 3)"
     )
     assert (ran.code, ran.stdout) == (3, b"end\n")

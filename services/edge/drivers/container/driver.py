@@ -27,8 +27,17 @@ from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.cgroups import CgroupDriver, Groups, Limits
 from services.edge.drivers.base import (
-    BackendReport, ExecIO, ExecOutcome, ExecSpec, Exited, Feature, Handle, Inspection, OnExit,
-    StartSpec, Usage,
+    BackendReport,
+    ExecIO,
+    ExecOutcome,
+    ExecSpec,
+    Exited,
+    Feature,
+    Handle,
+    Inspection,
+    OnExit,
+    StartSpec,
+    Usage,
 )  # fmt: skip
 from services.edge.drivers.container.engine import Ending, Engine, Shell
 from services.edge.drivers.container.files import FilesOfAgent
@@ -181,9 +190,7 @@ class ContainerDriver(FilesOfAgent):
                 await self.shells.drop(warm)
         await self.shells.thread(lambda: shutil.rmtree(folder, ignore_errors=True))
 
-    def _adopt(
-        self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups
-    ) -> None:
+    def _adopt(self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups) -> None:
         defaults = Defaults(dict(spec.env), spec.workdir, spec.user)
         sandbox = Sandbox(spec.uid, handle, agent, defaults, groups)
         self._live[spec.uid] = sandbox
