@@ -1,8 +1,9 @@
 """Messages at the edge's door: exec, files, and the frames of their streams.
 
 A request goes to ``dsec.exec.v1.<project>.<node>.<uid>.<verb>.<principal>`` with a
-reply subject ``dsec.out.v1.<node>.<principal>.<connection>.<op>``. Everything the edge answers for that
-operation comes there, in order, as *frames*: the header ``Dsec-Frame`` says which.
+reply subject ``dsec.out.v1.<node>.<principal>.<connection>.<op>``. Everything the edge
+answers for that operation comes there, in order, as *frames*: the header
+``Dsec-Frame`` says which.
 
 ====== ======================== ================================================
 frame  from                     body
@@ -21,7 +22,14 @@ frame  from                     body
 ====== ======================== ================================================
 
 Frames from a client carry the operation id in ``Dsec-Op``. Each side keeps at
-most ``WINDOW_BYTES`` unacknowledged: that is the flow control.
+most ``WINDOW_BYTES`` unacknowledged: that is the flow control (``w`` and ``a``
+count from the operation's start; ``w`` counts stdout and stderr together).
+
+``o``, ``e`` and ``i`` frames carry in ``Dsec-Offset`` where in their stream they
+begin, so that the receiver drops what it has and notices a gap. A client that saw
+a gap, or nothing for three ``KEEPALIVE_S``, sends its request again: same
+operation, ``offset`` = what it has. The edge goes on from there; while it waits
+for input it answers ``r`` and ``a``, and the client sends on from that count.
 """
 
 from __future__ import annotations
@@ -54,7 +62,7 @@ class ExecRequest(Versioned, frozen=True):
     seen before re-attaches to that command or repeats its result: it never runs
     twice. ``stream``: output comes in frames as it is made, else in the reply as
     far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
-    announces input frames."""
+    announces input frames. ``offset``: bytes of stdout and stderr the client has."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -69,11 +77,13 @@ class ExecRequest(Versioned, frozen=True):
     stdin: bool = False
     stdin_data: bytes | None = None
     stream: bool = False
+    offset: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] = (0, 0)
 
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
-    in frames. ``truncated`` counts the bytes dropped (stdout, stderr)."""
+    in frames, ``framed`` counts what did. ``truncated`` counts the bytes dropped
+    (stdout, stderr)."""
 
     op_id: OpId
     exit_code: int | None = None
@@ -81,6 +91,7 @@ class ExecReply(Versioned, frozen=True):
     timed_out: bool = False
     oom_killed: bool = False
     truncated: tuple[int, int] = (0, 0)
+    framed: tuple[int, int] | None = None
     duration_s: float = 0.0
     seq: int = 0
     epoch: int = 0
