@@ -10,7 +10,12 @@ import logging
 
 from nats.js import JetStreamContext
 from nats.js.api import (
-    AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType,
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
     StreamConfig,
 )  # fmt: skip
 from nats.js.errors import NotFoundError
