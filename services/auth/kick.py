@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Collection
@@ -20,6 +19,7 @@ import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from schemas.base import encode
 from services.auth.settings import Settings
 from shared.bus import Bus
 
@@ -76,7 +76,7 @@ class Kicker:
         self._task = asyncio.create_task(self._run(), name="kick")
 
     async def close(self) -> None:
-        """Drops what is left in the queue's first place no more; ends."""
+        """Ends; connections not dropped yet end with their JWT."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -112,11 +112,10 @@ class Kicker:
         dropped = 0
         for principal in sorted(principals):
             async for server, cid in self._connections(system, principal):
-                await system.publish(
-                    f"$SYS.REQ.SERVER.{server}.KICK", json.dumps({"cid": cid}).encode()
-                )
+                # a kick without a reply subject is ignored by the server
+                subject = f"$SYS.REQ.SERVER.{server}.KICK"
+                await system.request(subject, encode({"cid": cid}), timeout=FLUSH_S)
                 dropped += 1
-        await system.flush(timeout=FLUSH_S)
         log.info("%d connections of %d principals dropped", dropped, len(principals))
 
     async def _connected(self) -> Client:
@@ -138,7 +137,7 @@ class Kicker:
         inbox = system.new_inbox()
         answers = await system.subscribe(inbox)
         try:
-            await system.publish(CONNZ, json.dumps(query).encode(), reply=inbox)
+            await system.publish(CONNZ, encode(query), reply=inbox)
             end = time.monotonic() + ANSWER_S
             while (left := end - time.monotonic()) > 0:
                 try:

@@ -26,11 +26,8 @@ ANSWER_S = 5.0
 ROOT = "root"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "integration/auth" in str(item.path):
-            item.add_marker(pytest.mark.integration)
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"))
+MARKS = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")]
+"""For every module of this folder: the stack lives in the session's loop."""
 
 
 @dataclass

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-import nats
 import nats.errors
 import pytest
 
-from tests.integration.auth.conftest import ROOT, Stack, connect, new_key, new_project
+from tests.integration.auth.conftest import (
+    MARKS, ROOT, Stack, connect, new_key, new_project,
+)  # fmt: skip
+
+pytestmark = MARKS
 
 
 async def test_a_key_connects_and_whoami_names_it(stack: Stack, admin) -> None:
