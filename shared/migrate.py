@@ -76,7 +76,7 @@ def _upgrade(connection: Connection, service: str) -> None:
     script = ScriptDirectory.from_config(config)
 
     def steps(revision: str, _context: object) -> object:
-        return script._upgrade_revs("head", revision)  # noqa: SLF001 - what `alembic upgrade` calls
+        return script._upgrade_revs("head", revision)
 
     with EnvironmentContext(config, script, fn=steps) as environment:
         environment.configure(connection=connection, version_table_schema=service)

@@ -14,7 +14,17 @@ import logging
 from collections.abc import Sequence
 
 from sqlalchemy import (
-    BigInteger, Column, DateTime, Identity, LargeBinary, MetaData, String, Table, Text, func, text,
+    BigInteger,
+    Column,
+    DateTime,
+    Identity,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    func,
+    text,
 )  # fmt: skip
 from sqlalchemy.ext.asyncio import AsyncConnection
 
