@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -21,15 +20,6 @@ from libdsec._wire import HEADER_FRAME, HEADER_OFFSET, out
 from libdsec.errors import DSecError, Unavailable
 
 TICK_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where a sandbox's operations go."""
-
-    project: str
-    node: str
-    uid: str
 
 
 class Operations:

@@ -24,15 +24,16 @@ from libdsec._wire import (
     HEADER_OP,
     KEEPALIVE_S,
     BadMessage,
+    WireError,
     decode,
     encode,
     exec_,
     out,
 )
-from libdsec.errors import DSecError, InternalError, StdinClosed, Unavailable
+from libdsec.errors import DSecError, InternalError, StdinClosed, Unavailable, from_wire
 
 if TYPE_CHECKING:
-    from libdsec._door import Operations, Route
+    from libdsec._door import Operations
 
 SILENCE_S = 3 * KEEPALIVE_S
 """No frame for this long: ask again."""
@@ -52,12 +53,12 @@ Verdict = Callable[[], Awaitable[DSecError | None]]
 
 class Operation(Generic[R]):
     """One operation. ``request`` is what is sent, and sent again with ``offset``
-    where the type has one; ``reply_type`` is the final reply's."""
+    where the type has one; ``reply_type`` is the final reply's. ``route``: project, node, uid."""
 
     def __init__(
         self,
         operations: Operations,
-        route: Route,
+        route: tuple[str, str, str],
         *,
         verb: str,
         request: Any,
@@ -65,11 +66,12 @@ class Operation(Generic[R]):
         verdict: Verdict,
     ) -> None:
         link = operations.link
-        config = link.config
+        project, node, uid = route
+        principal = link.config.principal
         self.op_id: str = request.op_id
-        self.subject = exec_(route.project, route.node, route.uid, verb, config.principal)
-        self.io_subject = exec_(route.project, route.node, route.uid, "io", config.principal)
-        self._reply_to = out(route.node, config.principal, link.connection, self.op_id)
+        self.subject = exec_(project, node, uid, verb, principal)
+        self.io_subject = exec_(project, node, uid, "io", principal)
+        self._reply_to = out(node, principal, link.connection, self.op_id)
         self._operations = operations
         self._link = link
         self._request = request
@@ -87,6 +89,7 @@ class Operation(Generic[R]):
         self._asking: asyncio.Task[Any] | None = None
         self._retry_s = RETRY_S
         self._silences = 0
+        self._refusal: WireError | None = None
 
     def __repr__(self) -> str:
         return f"Operation({self.op_id}, {'over' if self._final.done() else 'live'})"
@@ -122,8 +125,9 @@ class Operation(Generic[R]):
 
     def on_frame(self, kind: str, data: bytes, offset: int | None) -> None:
         """A frame of this operation."""
-        self._heard_at = time.monotonic()
-        self._retry_s, self._silences = RETRY_S, 0
+        if kind != "x":
+            self._heard_at = time.monotonic()
+            self._retry_s, self._silences = RETRY_S, 0
         if kind in ("o", "e"):
             self._on_output(kind, data, offset)
         elif kind == "a":
@@ -140,7 +144,7 @@ class Operation(Generic[R]):
             self.reattach()
             return
         if new:
-            self.last_output = self._heard_at
+            self.last_output = time.monotonic()
             self.output.append((kind, new))
             self._changed.set()
 
@@ -164,6 +168,10 @@ class Operation(Generic[R]):
             return
         if not self.receiving.complete(getattr(reply, "framed", None)):
             self.reattach()
+            return
+        self._refusal = getattr(reply, "error", None)
+        if self._refusal is not None and self._refusal.code == "unavailable":
+            self.nobody()  # a node that is starting or ending: not the last word
             return
         self._finish(reply)
 
@@ -220,13 +228,18 @@ class Operation(Generic[R]):
                 self.fail(exc)
                 return
         if time.monotonic() - self._heard_at > UNREACHABLE_S:
-            self.fail(Unavailable(f"the sandbox's node did not answer for {UNREACHABLE_S:g} s"))
+            self.fail(self._given_up())
             return
         try:
             await self._ask()
         except DSecError as exc:
             if not exc.retryable:
                 self.fail(exc)
+
+    def _given_up(self) -> DSecError:
+        if self._refusal is not None:
+            return from_wire(self._refusal)
+        return Unavailable(f"the sandbox's node did not answer for {UNREACHABLE_S:g} s")
 
     # -- what goes -------------------------------------------------------------
 

@@ -199,9 +199,7 @@ class Files:
         return await self._sandbox._start(verb, request, FileReply)
 
     async def _call(self, verb: str, path: str, **facts: Any) -> FileReply:
-        async with self._sandbox._used():
-            operation = await self._start(verb, path, **facts)
-            return await self._final(operation, path)
+        return await self._final(await self._start(verb, path, **facts), path)
 
     async def _final(self, operation: Operation[FileReply], path: str) -> FileReply:
         try:
@@ -217,43 +215,41 @@ class Files:
         self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
     ) -> AsyncIterator[bytes]:
         """Content in chunks, as fast as the caller takes it."""
-        async with self._sandbox._used():
-            operation = await self._start(
-                "file_read", path, offset=offset, length=length, user=user
-            )
-            try:
-                while True:
-                    while operation.output:
-                        _, data = operation.output.popleft()
-                        await operation.taken(len(data))
-                        yield data
-                    if operation.done:
-                        break
-                    await operation.changed()
-                reply = await self._final(operation, path)
-                if reply.data:
-                    yield reply.data
-            finally:
-                operation.abandon()
+        operation = await self._start(
+            "file_read", path, offset=offset, length=length, user=user
+        )
+        try:
+            while True:
+                while operation.output:
+                    _, data = operation.output.popleft()
+                    await operation.taken(len(data))
+                    yield data
+                if operation.done:
+                    break
+                await operation.changed()
+            reply = await self._final(operation, path)
+            if reply.data:
+                yield reply.data
+        finally:
+            operation.abandon()
 
     async def _write(
         self, path: str, chunks: AsyncIterator[bytes], *, size: int | None, **facts: Any
     ) -> int:
-        async with self._sandbox._used():
-            operation = await self._start("file_write", path, size=size, **facts)
-            count = 0
-            try:
-                async for chunk in chunks:
-                    await operation.send(chunk)
-                    count += len(chunk)
-                await operation.end_input()
-            except StdinClosed:
-                pass  # the reply says why
-            except BaseException:
-                operation.abandon()
-                raise
-            reply = await self._final(operation, path)
-            return _stored(reply, count, path, append=bool(facts.get("append")))
+        operation = await self._start("file_write", path, size=size, **facts)
+        count = 0
+        try:
+            async for chunk in chunks:
+                await operation.send(chunk)
+                count += len(chunk)
+            await operation.end_input()
+        except StdinClosed:
+            pass  # the reply says why
+        except BaseException:
+            operation.abandon()
+            raise
+        reply = await self._final(operation, path)
+        return _stored(reply, count, path, append=bool(facts.get("append")))
 
 
 def _stored(reply: FileReply, count: int, path: str, *, append: bool) -> int:
