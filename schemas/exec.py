@@ -40,6 +40,9 @@ from msgspec import Meta
 
 from schemas.base import Message, Uid, Versioned, WireError
 
+HEADER_OFFSET = "Dsec-Offset"
+"""On output that is sent again to a client that attached again: the count of output
+bytes before this frame. What the client has already is to be skipped."""
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 WINDOW_BYTES = 4 * 1024 * 1024

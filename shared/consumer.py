@@ -22,7 +22,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from schemas.base import HEADER_REPLY, HEADER_TRACE, encode
+from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage, encode
 from schemas.bus import DeadLetter
 from schemas.subjects import Durable, dlq
 from shared.bus import Bus, Outgoing
@@ -174,7 +174,8 @@ class BatchConsumer:
         for item in batch:
             # an outage may last: its messages are only given up by the stream's age
             last = item.deliveries >= self._durable.max_deliver - 1
-            if last and not outage:
+            hopeless = last or isinstance(exc, BadMessage)  # it will not read better later
+            if hopeless and not outage:
                 await self._give_up(item, exc)
             else:
                 await item.msg.nak(delay=backoff_s(item.deliveries))
