@@ -87,9 +87,16 @@ class Files:
     async def list(
         self, path: str, *, recursive: bool = False, user: str | None = None
     ) -> list[FileInfo]:
-        """The entries of a directory."""
-        reply = await self._call("file_list", path, recursive=recursive, user=user)
-        return [_info(entry) for entry in reply.entries or []]
+        """The entries of a directory; ``recursive`` those below it too, parents first.
+        Links are not followed."""
+        found, todo = [], [path]
+        while todo:
+            reply = await self._call("file_list", todo.pop(), user=user)
+            entries = [_info(entry) for entry in reply.entries or []]
+            found += entries
+            if recursive:
+                todo += [e.path for e in reversed(entries) if e.is_dir]
+        return found
 
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
         """One file's facts; of a symbolic link, its own."""

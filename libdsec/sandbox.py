@@ -132,7 +132,7 @@ class Sandbox:
             user=user,
             timeout=timeout,
             output_limit_bytes=output_limit_bytes,
-            stream=on_output is not None,
+            stream=on_output is not None or output_limit_bytes > INLINE_BYTES,
             op_id=op_id,
         )
         result = await self._run(request, on_output=on_output)
@@ -172,7 +172,7 @@ class Sandbox:
             merge=merge,
             stdin_data=data if inline else None,
             stdin=data is not None and not inline,
-            stream=on_output is not None or idle_s is not None,
+            stream=on_output is not None or idle_s is not None or output_limit_bytes > INLINE_BYTES,
             op_id=op_id,
         )
         feed = None if inline else data
