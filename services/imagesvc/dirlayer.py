@@ -139,7 +139,7 @@ class DirectoryLayer:
             self._content(inode, status, path)
         elif inode.is_link:
             inode.target = os.readlink(name, dir_fd=fd)
-        elif stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+        elif inode.is_device:
             inode.rdev = status.st_rdev
         if not inode.is_dir and status.st_nlink > 1:
             self._linked[status.st_ino] = inode

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from services.imagesvc import verify as verification
 from services.imagesvc.erofs_format import BLOCK_BYTES, HOLE, Placement, encode
-from services.imagesvc.layertree import Inode, stored_bytes, unique_inodes
+from services.imagesvc.layertree import Inode, unique_inodes
 from shared.errors import InvalidRequest, Unsupported
 
 META_NAME, DATA_NAME, CHUNKS_NAME = "meta.erofs", "data.blob", "chunks.sha256"
@@ -69,9 +69,10 @@ def build_layer(
     that ends early or changed), :class:`Unsupported` (values EROFS can't hold),
     ``Internal`` (the written layer differs), :class:`OSError` (disk).
     """
+    tick = progress or (lambda done: None)
     data = _DataWriter(out_dir / DATA_NAME)
     try:
-        contents = _Contents(data, progress or (lambda done: None))
+        contents = _Contents(data, tick)
         for path, inode in unique_inodes(root):
             if inode.is_regular:
                 contents.store(path, inode)
@@ -98,7 +99,9 @@ def build_layer(
         entries=sum(1 for _ in unique_inodes(root)),
     )
     if verify:
-        verification.check_layer(root, files.meta_path, files.data_path, contents.digests)
+        verification.check_layer(
+            root, files.meta_path, files.data_path, contents.digests, tick=tick
+        )
     return files
 
 
@@ -197,9 +200,7 @@ class _Contents:
             return Placement(chunk_bits=bits, chunks=(self._data.append_padded(content),))
         span = 1 << bits
         chunks = [content[at : at + span] for at in range(0, len(content), span)]
-        places = [
-            HOLE if not any(chunk) else self._data.append_padded(chunk) for chunk in chunks
-        ]
+        places = [HOLE if not any(chunk) else self._data.append_padded(chunk) for chunk in chunks]
         return Placement(chunk_bits=bits, chunks=tuple(places))
 
     def _streamed(self, inode: Inode, reader: _Reader) -> Placement:

@@ -263,7 +263,7 @@ def _write(image: bytearray, record: _Record) -> None:
     icount = (len(record.xattrs) - XATTR_HEADER_BYTES) // 4 + 1 if record.xattrs else 0
     if record.layout == CHUNK_BASED:
         union = record.chunk_format
-    elif stat.S_ISCHR(inode.mode) or stat.S_ISBLK(inode.mode):
+    elif inode.is_device:
         union = encode_device(inode.rdev)
     else:
         union = record.block

@@ -25,7 +25,7 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x2, 0x4, 0x8
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def syscall(number: int, *arguments: int | bytes | None | ctypes.Array[ctypes.c_uint64]) -> int:
+def syscall(number: int, *arguments: int | bytes | ctypes.Array[ctypes.c_uint64] | None) -> int:
     """``syscall(2)``; raises :class:`OSError`."""
     boxed = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result = int(_libc.syscall(ctypes.c_long(number), *boxed))

@@ -95,6 +95,10 @@ class Inode:
         return stat.S_ISREG(self.mode)
 
     @property
+    def is_device(self) -> bool:
+        return stat.S_ISCHR(self.mode) or stat.S_ISBLK(self.mode)
+
+    @property
     def has_holes(self) -> bool:
         return sum(extent.length for extent in self.extents) < self.size
 
@@ -121,7 +125,9 @@ def split_path(path: bytes, *, field: str = "archive") -> list[bytes]:
         raise InvalidRequest(f"absolute name in a layer: {shown!r}", field=field)
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     if len(parts) > DEPTH_MAX:
-        raise InvalidRequest(f"more than {DEPTH_MAX} directories deep: {shown[:80]!r}…", field=field)
+        raise InvalidRequest(
+            f"more than {DEPTH_MAX} directories deep: {shown[:80]!r}…", field=field
+        )
     for part in parts:
         if part == b"..":
             raise InvalidRequest(f"'..' in a layer's name: {shown!r}", field=field)
@@ -309,56 +315,11 @@ def _children(
     return own_child, low_child
 
 
-def whiteouts_dropped(inode: Inode, *, below: Inode | None = None) -> Inode:
-    """A copy of a directory without the whiteouts and opaque marks that hide nothing.
-
-    ``below`` is the merged view under it (``None`` where there is nothing).
-    Overlay shows a whiteout in a directory that it does not merge as an
-    unreadable device, so only those that hide something may stay.
-    """
-    kept: dict[bytes, Inode] = {}
-    below_names = {} if below is None or not below.is_dir or inode.opaque else below.children
-    for name, child in inode.children.items():
-        low = below_names.get(name)
-        if child.is_whiteout:
-            if low is not None:
-                kept[name] = child
-        elif child.is_dir:
-            kept[name] = whiteouts_dropped(child, below=low)
-        else:
-            kept[name] = child
-    hides = inode.opaque and below is not None and below.is_dir and bool(below.children)
-    return replace(inode, children=kept, opaque=hides)
-
-
-def merged(below: Inode, above: Inode, *, keep_whiteouts: bool) -> Inode:
-    """The overlay of two directories as one new directory; neither is changed.
-
-    ``keep_whiteouts`` where the result itself lies over other layers: what
-    either hides of them stays hidden. Without it no whiteout is left.
-    """
-    children = {} if above.opaque else dict(below.children)
-    for name, child in above.children.items():
-        old = children.get(name)
-        if child.is_whiteout and not keep_whiteouts:
-            children.pop(name, None)
-        elif not child.is_dir:
-            children[name] = child
-        elif old is not None and old.is_dir:
-            children[name] = merged(old, child, keep_whiteouts=keep_whiteouts)
-        elif keep_whiteouts:
-            hides = child.opaque or (old is not None)
-            children[name] = replace(child, children=dict(child.children), opaque=hides)
-        else:
-            children[name] = whiteouts_dropped(child)
-    frame = below if above.implicit else above
-    opaque = keep_whiteouts and (above.opaque or below.opaque)
-    return replace(frame, children=children, opaque=opaque, implicit=frame.implicit)
-
-
-def nested(root: Inode, prefix: bytes) -> Inode:
-    """``root`` placed at ``prefix`` below a new root directory."""
-    parts = split_path(prefix.lstrip(b"/"), field="prefix")
+def nested(root: Inode, prefix: str) -> Inode:
+    """``root`` placed at the absolute path ``prefix`` below a new root directory."""
+    if not prefix.startswith("/"):
+        raise InvalidRequest(f"prefix {prefix!r} is not absolute", field="prefix")
+    parts = split_path(prefix.lstrip("/").encode(), field="prefix")
     for depth in range(len(parts), 0, -1):
         parent_path = b"/".join(parts[: depth - 1])
         parent = new_dir(CONVENTIONAL_MODES.get(parent_path, 0o755), implicit=True)

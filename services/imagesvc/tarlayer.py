@@ -127,7 +127,9 @@ def _inode(member: tarfile.TarInfo, source: FileRange, field: str) -> Inode:
 
 def _extents(member: tarfile.TarInfo, source: FileRange, field: str) -> tuple[Extent, ...]:
     """Where a regular file's bytes are; checked to lie within the archive."""
-    spans = member.sparse if member.sparse is not None else [(0, member.size)]
+    # typeshed has no type for it: (offset, length) pairs of a GNU sparse file
+    sparse: list[tuple[int, int]] | None = member.sparse  # type: ignore[assignment]
+    spans = sparse if sparse is not None else [(0, member.size)]
     extents, at, end = [], member.offset_data, 0
     for offset, length in spans:
         if length < 0 or offset < end or offset + length > member.size:

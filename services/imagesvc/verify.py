@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from services.imagesvc.kernelmount import mounted_layer
@@ -23,14 +23,20 @@ ZERO_PAGE = bytes(PAGE_BYTES)
 
 
 def check_layer(
-    root: Inode, meta_path: Path, data_path: Path | None, digests: dict[int, bytes]
+    root: Inode,
+    meta_path: Path,
+    data_path: Path | None,
+    digests: dict[int, bytes],
+    *,
+    tick: Callable[[int], None],
 ) -> None:
     """Raise ``Internal`` naming the first entry that differs from ``root``.
 
     ``digests``: content digest by ``id(inode)``, taken while the source was read.
+    ``tick`` is called with 0 for each entry and may raise to cancel.
     """
     with mounted_layer(meta_path, data_path) as root_fd:
-        _Check(digests).run(root_fd, root)
+        _Check(digests, tick).run(root_fd, root)
 
 
 class SparseDigest:
@@ -88,8 +94,9 @@ def data_spans(fd: int, size: int) -> list[tuple[int, int]]:
 
 
 class _Check:
-    def __init__(self, digests: dict[int, bytes]) -> None:
+    def __init__(self, digests: dict[int, bytes], tick: Callable[[int], None]) -> None:
         self._digests = digests
+        self._tick = tick
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._numbers: dict[int, int] = {}  # id(inode) -> st_ino, for hard links
 
@@ -107,6 +114,7 @@ class _Check:
             self._entry(fd, name, path + b"/" + name, child)
 
     def _entry(self, fd: int, name: bytes, path: bytes, inode: Inode) -> None:
+        self._tick(0)
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         self._attributes(path, status, inode)
         known = self._numbers.setdefault(id(inode), status.st_ino)
@@ -140,9 +148,8 @@ class _Check:
             raise _differs(path, "mode, uid, gid, mtime", expected, found)
         if inode.is_regular and status.st_size != inode.size:
             raise _differs(path, "size", inode.size, status.st_size)
-        if stat.S_ISCHR(inode.mode) or stat.S_ISBLK(inode.mode):
-            if status.st_rdev != inode.rdev:
-                raise _differs(path, "device number", inode.rdev, status.st_rdev)
+        if inode.is_device and status.st_rdev != inode.rdev:
+            raise _differs(path, "device number", inode.rdev, status.st_rdev)
 
     def _xattrs(self, path: bytes, fd: int, name: bytes, inode: Inode) -> None:
         found = read_xattrs(fd, name)
@@ -157,9 +164,7 @@ def read_xattrs(fd: int, name: bytes) -> dict[bytes, bytes]:
     """The extended attributes of ``name`` in the directory ``fd``, links not followed."""
     path = b"/proc/self/fd/%d/%s" % (fd, name)
     names = os.listxattr(path, follow_symlinks=False)
-    return {
-        os.fsencode(key): os.getxattr(path, key, follow_symlinks=False) for key in names
-    }
+    return {os.fsencode(key): os.getxattr(path, key, follow_symlinks=False) for key in names}
 
 
 def _differs(path: bytes, what: str, expected: object, found: object) -> Internal:
