@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import tarfile
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ FIELD = "archive"
 JSON_MAX_BYTES = 16 * 1024 * 1024
 LAYERS_MAX = 500  # overlay's own limit; the layers of one image are far fewer
 MEMBERS_MAX = 100_000
+FOREIGN_MAX = 256  # files of other names before a tar counts as no image archive
 INDEX_DEPTH_MAX = 4
 LINKS_MAX = 8
 INDEX_TYPES = frozenset(
@@ -47,6 +49,11 @@ LAYER_TYPES = frozenset(
     )
 )  # fmt: skip
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+_ARCHIVE_NAME = re.compile(
+    r"(\./)?(manifest\.json|repositories|index\.json|oci-layout|blobs(/.*)?|[0-9a-f]{64}.*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +79,14 @@ class TarMembers:
 
     @classmethod
     def read(cls, source: FileRange) -> TarMembers:
+        """All members; fewer where the names show early that this is no image archive."""
         found = cls({}, {})
+        foreign = 0
         try:
             with open_tar(source) as tar:
                 for count, member in enumerate(tar):
-                    if count > MEMBERS_MAX:
+                    foreign += _ARCHIVE_NAME.fullmatch(member.name) is None
+                    if foreign > FOREIGN_MAX or count > MEMBERS_MAX:
                         break
                     found._add(member, source)
         except (tarfile.TarError, ValueError, OverflowError) as error:

@@ -29,7 +29,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from services.imagesvc.erofs import CHUNKS_NAME, DATA_CHUNK_BYTES, DATA_NAME, META_NAME, LayerFiles
+from services.imagesvc.datablob import DATA_CHUNK_BYTES
+from services.imagesvc.erofs import CHUNKS_NAME, DATA_NAME, META_NAME, LayerFiles
 from shared.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 
 MANIFEST_NAME = "manifest.json"

@@ -14,23 +14,21 @@ its tree: equal trees have equal digests.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.imagesvc import verify as verification
+from services.imagesvc.datablob import DataBlob
 from services.imagesvc.erofs_format import BLOCK_BYTES, HOLE, Placement, encode
 from services.imagesvc.layertree import Inode, unique_inodes
 from shared.errors import InvalidRequest, Unsupported
 
 META_NAME, DATA_NAME, CHUNKS_NAME = "meta.erofs", "data.blob", "chunks.sha256"
-DATA_CHUNK_BYTES = 256 * 1024
 INLINE_MAX_BYTES = 1024  # smaller files live in the metadata, which nodes have locally
 SHARED_MAX_BYTES = verification.DIGESTED_WHOLE_MAX_BYTES  # equal files up to this: stored once
 READ_BYTES = 1024 * 1024
 CHUNKS_PER_FILE_MAX = 16384  # of a sparse file; bounds its index to 128 KiB
-DATA_BLOCKS_MAX = HOLE - 1
 
 Progress = Callable[[int], None]
 """Called with the bytes done since the last call; may raise to cancel."""
@@ -41,7 +39,7 @@ class LayerFiles:
     """A finished layer: ``digest`` (hex) is the SHA-256 of the metadata image.
 
     The image carries ``data_digest``: the SHA-256 over the SHA-256 digests of the
-    blob's chunks of :data:`DATA_CHUNK_BYTES`, which ``chunks_path`` lists (32
+    blob's chunks (256 KiB, see :class:`DataBlob`), which ``chunks_path`` lists (32
     bytes each). ``data_path`` is ``None`` where all contents are in the metadata.
     """
 
@@ -70,15 +68,11 @@ def build_layer(
     ``Internal`` (the written layer differs), :class:`OSError` (disk).
     """
     tick = progress or (lambda done: None)
-    data = _DataWriter(out_dir / DATA_NAME)
-    try:
+    with DataBlob(out_dir / DATA_NAME) as data:
         contents = _Contents(data, tick)
         for path, inode in unique_inodes(root):
             if inode.is_regular:
                 contents.store(path, inode)
-        data.finish()
-    finally:
-        data.close()
     digest = hashlib.sha256(b"".join(data.chunk_digests)).hexdigest() if data.blocks else ""
     meta = encode(
         root, contents.placements, data_blocks=data.blocks, data_tag=digest.encode("ascii")
@@ -110,58 +104,10 @@ def _write_new(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-@dataclass(slots=True)
-class _DataWriter:
-    """Appends whole blocks to the blob and digests its chunks on the way."""
-
-    path: Path
-    blocks: int = 0
-    chunk_digests: list[bytes] = field(default_factory=list)
-    _fd: int = -1
-    _buffer: bytearray = field(default_factory=bytearray)
-
-    def __post_init__(self) -> None:
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-
-    def append(self, data: bytes | bytearray | memoryview) -> None:
-        self._buffer += data
-        self.blocks += len(data) // BLOCK_BYTES
-        if len(self._buffer) >= READ_BYTES:
-            self._flush(len(self._buffer) // DATA_CHUNK_BYTES * DATA_CHUNK_BYTES)
-
-    def append_padded(self, data: bytes | bytearray) -> int:
-        """Append ``data`` filled up to whole blocks; returns its first block number."""
-        first = self.blocks
-        self.append(data)
-        if padding := -len(data) % BLOCK_BYTES:
-            self._buffer += bytes(padding)
-            self.blocks += 1
-        if self.blocks > DATA_BLOCKS_MAX:
-            raise Unsupported("a layer with more than 16 TiB of data")
-        return first
-
-    def _flush(self, length: int) -> None:
-        with memoryview(self._buffer) as view:
-            for at in range(0, length, DATA_CHUNK_BYTES):
-                with view[at : min(at + DATA_CHUNK_BYTES, length)] as chunk:
-                    self.chunk_digests.append(hashlib.sha256(chunk).digest())
-            done = 0
-            while done < length:
-                with view[done:length] as rest:
-                    done += os.write(self._fd, rest)
-        del self._buffer[:length]
-
-    def finish(self) -> None:
-        self._flush(len(self._buffer))
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
 class _Contents:
     """Reads regular files and decides where their bytes go."""
 
-    def __init__(self, data: _DataWriter, progress: Progress) -> None:
+    def __init__(self, data: DataBlob, progress: Progress) -> None:
         self.placements: dict[int, Placement] = {}
         self.digests: dict[int, bytes] = {}  # SHA-256 of the content, by id(inode)
         self._data = data
@@ -197,10 +143,10 @@ class _Contents:
             return Placement(inline=content)
         bits = chunk_bits(len(content), sparse=inode.has_holes)
         if not inode.has_holes:
-            return Placement(chunk_bits=bits, chunks=(self._data.append_padded(content),))
+            return Placement(chunk_bits=bits, chunks=(self._data.append(content),))
         span = 1 << bits
         chunks = [content[at : at + span] for at in range(0, len(content), span)]
-        places = [HOLE if not any(chunk) else self._data.append_padded(chunk) for chunk in chunks]
+        places = [HOLE if not any(chunk) else self._data.append(chunk) for chunk in chunks]
         return Placement(chunk_bits=bits, chunks=tuple(places))
 
     def _streamed(self, inode: Inode, reader: _Reader) -> Placement:
@@ -209,7 +155,7 @@ class _Contents:
         for at in range(0, inode.size, READ_BYTES):
             piece = reader.read(at, min(READ_BYTES, inode.size - at))
             digest.update(piece)
-            self._data.append_padded(piece)
+            self._data.append(piece)
             self._progress(0)
         self.digests[id(inode)] = digest.digest()
         return Placement(chunk_bits=chunk_bits(inode.size, sparse=False), chunks=(first,))
@@ -228,7 +174,7 @@ class _Contents:
             places.append(self._data.blocks)
             for piece_at in range(at, at + length, READ_BYTES):
                 piece = reader.read(piece_at, min(READ_BYTES, at + length - piece_at))
-                self._data.append_padded(piece)
+                self._data.append(piece)
                 digest.update(piece_at, piece)
                 self._progress(0)
         self.digests[id(inode)] = digest.digest()
