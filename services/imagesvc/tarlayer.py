@@ -132,10 +132,11 @@ def _extents(member: tarfile.TarInfo, source: FileRange, field: str) -> tuple[Ex
     spans = sparse if sparse is not None else [(0, member.size)]
     extents, at, end = [], member.offset_data, 0
     for offset, length in spans:
+        if length == 0:  # old GNU maps are filled up with such
+            continue
         if length < 0 or offset < end or offset + length > member.size:
             raise InvalidRequest(f"{member.name!r}: impossible sparse map", field=field)
-        if length:
-            extents.append(Extent(offset, length, at))
+        extents.append(Extent(offset, length, at))
         at, end = at + length, offset + length
     if at > source.length:
         raise InvalidRequest(f"truncated tar archive: {member.name!r} is cut off", field=field)
