@@ -49,9 +49,7 @@ def manifest(root: Path | int, *, hide_overlay: bool = False) -> dict[bytes, Ent
     for path, status in found.items():
         if not stat.S_ISDIR(status.st_mode):
             names.setdefault((status.st_dev, status.st_ino), []).append(path)
-    return {
-        path: _entry(top, path, status, names, hide_overlay) for path, status in found.items()
-    }
+    return {path: _entry(top, path, status, names, hide_overlay) for path, status in found.items()}
 
 
 def _walk(top: bytes, path: bytes, found: dict[bytes, os.stat_result]) -> None:
@@ -105,37 +103,26 @@ def mounted(store: FolderStore, layers: list[str]) -> Iterator[int]:
         if len(roots) == 1:
             yield roots[0]
             return
-        root = _overlay(roots)
+        mount = _overlay(roots)
+        stack.callback(os.close, mount)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        root = os.open(f"/proc/self/fd/{mount}", flags)
         stack.callback(os.close, root)
         yield root
 
 
 def _overlay(roots: list[int]) -> int:
+    """A detached overlay mount of the layers' roots, bottom first."""
     context = syscall(SYS_FSOPEN, b"overlay", FSOPEN_CLOEXEC)
     try:
         for root in reversed(roots):
-            arguments = (context, FSCONFIG_SET_FD, b"lowerdir+", None, root)
-            syscall(SYS_FSCONFIG, *arguments)
+            syscall(SYS_FSCONFIG, context, FSCONFIG_SET_FD, b"lowerdir+", None, root)
         syscall(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
-        mount = syscall(SYS_FSMOUNT, context, FSMOUNT_CLOEXEC, MOUNT_ATTR_RDONLY)
+        return syscall(SYS_FSMOUNT, context, FSMOUNT_CLOEXEC, MOUNT_ATTR_RDONLY)
     finally:
         os.close(context)
-    try:
-        return os.open(f"/proc/self/fd/{mount}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    finally:
-        os.close(mount)
-
-
-def set_times(top: Path, ns: int) -> None:
-    """Give every entry below and at ``top`` one modification time."""
-    for folder, folders, files in os.walk(top, topdown=False):
-        for name in [*folders, *files]:
-            os.utime(os.path.join(folder, name), ns=(ns, ns), follow_symlinks=False)
-    os.utime(top, ns=(ns, ns))
 
 
 def open_files() -> int:
     """Descriptors this process has open."""
     return len(os.listdir("/proc/self/fd"))
-
-

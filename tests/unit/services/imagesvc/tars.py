@@ -101,7 +101,9 @@ def oci_files(
         files[f"blobs/sha256/{sha256(data)}"] = data
         return {"mediaType": media_type, "digest": f"sha256:{sha256(data)}", "size": len(data)}
 
-    config = put(image_config(plain or blobs, Env=["A=b"]), "application/vnd.oci.image.config.v1+json")
+    config = put(
+        image_config(plain or blobs, Env=["A=b"]), "application/vnd.oci.image.config.v1+json"
+    )
     layers = [put(blob, kind) for blob, kind in zip(blobs, media_types, strict=True)]
     manifest = json.dumps({"schemaVersion": 2, "config": config, "layers": layers}).encode()
     entry = put(manifest, "application/vnd.oci.image.manifest.v1+json")

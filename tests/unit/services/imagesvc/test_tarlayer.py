@@ -133,7 +133,9 @@ def test_a_tar_cut_anywhere_is_refused(tmp_path: Path) -> None:
     assert set(read(whole, tmp_path).root.children) == {b"a", b"b", b"c"}
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(at=st.integers(0, 4 * 512 - 1), byte=st.integers(0, 255))
 def test_damage_is_a_typed_refusal_or_harmless(tmp_path: Path, at: int, byte: int) -> None:
     data = bytearray(tar_bytes([member("a", b"1" * 600), folder("d"), symlink("l", "t")]))
