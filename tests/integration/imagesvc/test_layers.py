@@ -1,4 +1,4 @@
-"""Images of several layers: whiteouts, opaque directories, collapse, as the kernel's overlay sees them."""
+"""Images of several layers: whiteouts, opaque directories, collapse, as overlay sees them."""
 
 from __future__ import annotations
 
@@ -94,10 +94,8 @@ def test_a_hard_link_alone_in_its_layer_has_its_content(tmp_path: Path) -> None:
 
 def test_deleted_content_is_not_in_the_stored_layer(tmp_path: Path) -> None:
     secret = b"reference answer " * 500
-    store, (digest,) = import_layers(
-        tmp_path, [[member("secret", secret), member("f", b"y" * 5000)], [member(".wh.secret", b"")]],
-        TOGETHER,
-    )  # fmt: skip
+    layers = [[member("secret", secret), member("f", b"y" * 5000)], [member(".wh.secret", b"")]]
+    store, (digest,) = import_layers(tmp_path, layers, TOGETHER)
     data = store.paths(digest).data
     assert data is not None
     assert b"reference answer" not in data.read_bytes()

@@ -7,6 +7,7 @@ import stat
 
 import pytest
 
+from services.imagesvc.erofs import chunk_bits
 from services.imagesvc.erofs_format import (
     BLOCK_BYTES,
     Placement,
@@ -15,7 +16,6 @@ from services.imagesvc.erofs_format import (
     encode_device,
     encode_xattrs,
 )
-from services.imagesvc.erofs import chunk_bits
 from services.imagesvc.layertree import Inode, LayerTree
 from shared.errors import Unsupported
 from tests.unit.services.imagesvc.test_layertree import directory, regular
