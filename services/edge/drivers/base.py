@@ -271,3 +271,14 @@ class Files(Protocol):
     ) -> None: ...
 
     async def move(self, handle: Handle, src: str, dst: str, *, user: str | None) -> None: ...
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    """Optional: a sandbox that stands still and costs no CPU. Both are idempotent.
+    A paused sandbox answers :meth:`Driver.stop`, :meth:`Driver.inspect` and
+    :meth:`Driver.usage`; the supervisor resumes it before anything else."""
+
+    async def pause(self, handle: Handle) -> None: ...
+
+    async def resume(self, handle: Handle) -> None: ...

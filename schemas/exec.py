@@ -1,0 +1,170 @@
+"""Messages at the edge's door: exec, files, and the frames of their streams.
+
+A request goes to ``dsec.exec.v1.<project>.<node>.<uid>.<verb>.<principal>`` with a
+reply subject ``dsec.out.v1.<node>.<principal>.<connection>.<op>``. Everything the edge
+answers for that operation comes there, in order, as *frames*: the header
+``Dsec-Frame`` says which.
+
+====== ======================== ================================================
+frame  from                     body
+====== ======================== ================================================
+``o``  edge → client            raw bytes of stdout (or of the file read)
+``e``  edge → client            raw bytes of stderr
+``k``  edge → client            empty: the operation lives (every few seconds)
+``r``  edge → client            ready for input (``i`` frames)
+``a``  edge → client            decimal count of input bytes taken so far
+``x``  edge → client            the final reply as JSON; always last
+``i``  client → edge, verb io   raw bytes of input (stdin, file content)
+``f``  client → edge, verb io   end of input
+``s``  client → edge, verb io   a signal name
+``w``  client → edge, verb io   decimal count of output bytes taken so far
+``c``  client → edge, verb io   cancel: kill the tree, then the final reply
+====== ======================== ================================================
+
+Frames from a client carry the operation id in ``Dsec-Op``. Each side keeps at
+most ``WINDOW_BYTES`` unacknowledged: that is the flow control (``w`` and ``a``
+count from the operation's start; ``w`` counts stdout and stderr together).
+
+``o``, ``e`` and ``i`` frames carry in ``Dsec-Offset`` where in their stream they
+begin, so that the receiver drops what it has and notices a gap. A client that saw
+a gap, or nothing for three ``KEEPALIVE_S``, sends its request again: same
+operation, ``offset`` = what it has. The edge goes on from there; while it waits
+for input it answers ``r`` and ``a``, and the client sends on from that count.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from schemas.base import Message, Uid, Versioned, WireError
+
+HEADER_OFFSET = "Dsec-Offset"
+"""On output that is sent again to a client that attached again: the count of output
+bytes before this frame. What the client has already is to be skipped."""
+CHUNK_BYTES = 256 * 1024
+"""Largest body of an ``o``, ``e`` or ``i`` frame."""
+WINDOW_BYTES = 4 * 1024 * 1024
+"""Unacknowledged bytes per direction of one operation."""
+INLINE_BYTES = 64 * 1024
+"""Outputs up to this size come inside the final reply, without frames."""
+KEEPALIVE_S = 5.0
+"""Longest silence of an operation that lives."""
+
+OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
+Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+UserName = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class ExecRequest(Versioned, frozen=True):
+    """verb ``exec``. Exactly one of ``argv``, ``shell``. A request with an ``op_id``
+    seen before re-attaches to that command or repeats its result: it never runs
+    twice. ``stream``: output comes in frames as it is made, else in the reply as
+    far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
+    announces input frames. ``offset``: bytes of stdout and stderr the client has."""
+
+    op_id: OpId
+    argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
+    shell: str | None = None
+    session: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    cwd: Path | None = None
+    env: dict[Annotated[str, Meta(pattern=r"^[^=\x00]+$")], str] = {}
+    user: UserName | None = None
+    timeout_s: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
+    output_limit_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 10 * 1024 * 1024
+    merge: bool = False
+    stdin: bool = False
+    stdin_data: bytes | None = None
+    stream: bool = False
+    offset: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] = (0, 0)
+
+
+class ExecReply(Versioned, frozen=True):
+    """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
+    in frames, ``framed`` counts what did. ``truncated`` counts the bytes dropped
+    (stdout, stderr)."""
+
+    op_id: OpId
+    exit_code: int | None = None
+    signal: str | None = None
+    timed_out: bool = False
+    oom_killed: bool = False
+    truncated: tuple[int, int] = (0, 0)
+    framed: tuple[int, int] | None = None
+    duration_s: float = 0.0
+    seq: int = 0
+    epoch: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    error: WireError | None = None
+
+
+class FileRequest(Versioned, frozen=True):
+    """verbs ``file_read file_write file_stat file_list file_mkdir file_remove
+    file_move``; the fields each verb reads are named after what they do. Content
+    travels in frames: ``o`` frames for a read, ``i`` frames for a write (``data``
+    instead, for content up to ``INLINE_BYTES``)."""
+
+    op_id: OpId
+    path: Path
+    user: UserName | None = None
+    offset: Annotated[int, Meta(ge=0)] = 0
+    length: Annotated[int, Meta(ge=0)] | None = None
+    mode: Annotated[int, Meta(ge=0, le=0o7777)] | None = None
+    append: bool = False
+    data: bytes | None = None
+    size: Annotated[int, Meta(ge=0)] | None = None
+    recursive: bool = False
+    parents: bool = True
+    target: Path | None = None
+
+
+class FileEntry(Message, frozen=True):
+    """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch."""
+
+    path: str
+    type: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    mtime: float
+    target: str | None = None
+
+
+class FileReply(Versioned, frozen=True):
+    """The final frame of a file verb. ``data`` is the content of a read that came
+    without frames."""
+
+    op_id: OpId
+    entry: FileEntry | None = None
+    entries: list[FileEntry] | None = None
+    data: bytes | None = None
+    size: int = 0
+    error: WireError | None = None
+
+
+class InfoRequest(Versioned, frozen=True):
+    """verb ``info``: what the edge knows of the sandbox now."""
+
+    op_id: OpId
+
+
+class InfoReply(Versioned, frozen=True):
+    """Live facts of a sandbox. Sizes in bytes, times in seconds."""
+
+    op_id: OpId
+    uid: Uid | None = None
+    state: str = ""
+    epoch: int = 0
+    metrics: dict[str, float] = {}
+    enforcement: dict[str, str] = {}
+    idle_s: float = 0.0
+    error: WireError | None = None
+
+
+ExecVerb = Literal[
+    "exec", "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
+    "file_remove", "file_move",
+]  # fmt: skip

@@ -1,0 +1,106 @@
+"""Messages of imagesvc: register, resolve, list, delete images."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from schemas.base import Message, UnixTime, Versioned, WireError
+from schemas.sandbox import ImageConfig, ImageName, LayerRef
+
+Kind = Literal["base", "workspace", "toolkit"]
+
+
+class ImageCreate(Versioned, frozen=True):
+    """``req image.create``. Exactly one source: ``path`` (a directory, tar or
+    ``docker save`` archive on imagesvc's machine, below its allowed roots) or
+    ``docker`` (a local Docker image). ``prefix``: where a workspace or toolkit
+    lands in the sandbox."""
+
+    request_id: str
+    name: ImageName
+    kind: Kind = "base"
+    path: Annotated[str, Meta(max_length=4096)] | None = None
+    docker: Annotated[str, Meta(max_length=256)] | None = None
+    prefix: Annotated[str, Meta(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
+    config: ImageConfig | None = None
+
+
+class ImageDelete(Versioned, frozen=True):
+    """``req image.delete``."""
+
+    request_id: str
+    name: ImageName
+
+
+class ImageCommand(Versioned, frozen=True):
+    """auth → imagesvc, ``dsec.cmd.v1.image.<create|delete>.<key>``."""
+
+    project: str
+    principal: str
+    create: ImageCreate | None = None
+    delete: ImageDelete | None = None
+    reply_to: str | None = None
+    trace: str | None = None
+
+
+class ImageInfo(Message, frozen=True):
+    """A registered image. Names are visible in their project and below it."""
+
+    name: str
+    project: str
+    kind: Kind
+    layers: list[LayerRef]
+    config: ImageConfig
+    size_bytes: int
+    created_at: UnixTime
+
+
+class ImageReply(Versioned, frozen=True):
+    """The answer to an image request. While an import runs, replies with only
+    ``progress`` (0…1) and ``stage`` come first."""
+
+    request_id: str | None = None
+    image: ImageInfo | None = None
+    images: list[ImageInfo] | None = None
+    progress: float | None = None
+    stage: str = ""
+    error: WireError | None = None
+
+
+class ImageQuery(Versioned, frozen=True):
+    """``get image.list`` and ``image.get`` (with ``name``). ``projects`` is filled
+    in by auth: the subject's project and its ancestors."""
+
+    name: str | None = None
+    kind: Kind | None = None
+    projects: list[str] = []
+
+
+class ResolveItem(Message, frozen=True):
+    """One environment to resolve: names bottom to top, as ``projects`` (nearest
+    first) see them."""
+
+    names: list[str]
+    projects: list[str]
+
+
+class ResolveRequest(Versioned, frozen=True):
+    """scheduler → imagesvc, ``dsec.rpc.v1.imagesvc.resolve``."""
+
+    items: list[ResolveItem]
+
+
+class Resolved(Message, frozen=True):
+    """Layers and merged defaults, or why not."""
+
+    layers: list[LayerRef] = []
+    config: ImageConfig = ImageConfig()
+    error: WireError | None = None
+
+
+class ResolveReply(Versioned, frozen=True):
+    """One answer per item, in order."""
+
+    items: list[Resolved]

@@ -1,0 +1,309 @@
+"""Names on the bus: subject builders, the table of subjects, streams and durables.
+
+Owns: every subject, stream and durable consumer, and who may publish which. Does
+not own: declaring them on a server (:mod:`shared.topology`) or user permissions
+(services/auth compiles those from here).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Transport = Literal["jetstream", "core"]
+
+
+ANONYMOUS = "anonymous"
+"""Who is recorded where a client used a subject without its principal."""
+
+
+def req(project: str, entity: str, verb: str, principal: str | None = None) -> str:
+    """A client's request that changes something. With the principal as last token
+    (which the bus lets no one else use) the request is attributed; the short form
+    is for trainers without an SDK and is recorded as ``anonymous``."""
+    return f"dsec.req.v1.{project}.{entity}.{verb}" + (f".{principal}" if principal else "")
+
+
+def get(project: str, entity: str, verb: str, principal: str | None = None) -> str:
+    """A client's read; forms as in :func:`req`."""
+    return f"dsec.get.v1.{project}.{entity}.{verb}" + (f".{principal}" if principal else "")
+
+
+def exec_(project: str, node: str, uid: str, verb: str, principal: str) -> str:
+    """A client's operation at the edge that owns the sandbox."""
+    return f"dsec.exec.v1.{project}.{node}.{uid}.{verb}.{principal}"
+
+
+def out(node: str, principal: str, connection: str, op: str) -> str:
+    """An edge's answers to one operation of one client connection: the reply
+    subject of :func:`exec_` requests. An edge may publish only under its node."""
+    return f"dsec.out.v1.{node}.{principal}.{connection}.{op}"
+
+
+def inbox_prefix(principal: str, connection: str) -> str:
+    """The inbox prefix of one client connection; nobody else may listen there."""
+    return f"_INBOX.{principal}.{connection}"
+
+
+@dataclass(frozen=True)
+class ClientSubject:
+    """What a ``req`` or ``get`` subject says: who may be believed to ask for what."""
+
+    project: str
+    entity: str
+    verb: str
+    principal: str
+
+
+def parse_client(subject: str) -> ClientSubject | None:
+    """The parts of a ``req`` or ``get`` subject, ``None`` for any other."""
+    parts = subject.split(".")
+    if len(parts) not in (6, 7) or parts[0] != "dsec" or parts[1] not in ("req", "get"):
+        return None
+    principal = parts[6] if len(parts) == 7 else ANONYMOUS
+    return ClientSubject(parts[3], parts[4], parts[5], principal)
+
+
+def cmd(entity: str, verb: str, key: str) -> str:
+    """A command between services; for edges the key is the node."""
+    return f"dsec.cmd.v1.{entity}.{verb}.{key}"
+
+
+def evt_edge(observed: str, node: str) -> str:
+    """What an edge observed (``sandbox``, ``access``)."""
+    return f"dsec.evt.v1.edge.{observed}.{node}"
+
+
+def evt_sandbox(project: str, state: str, uid: str) -> str:
+    """A sandbox changed state."""
+    return f"dsec.evt.v1.sandbox.{project}.{state}.{uid}"
+
+
+def evt(service: str, what: str, key: str) -> str:
+    """A fact told by a service."""
+    return f"dsec.evt.v1.{service}.{what}.{key}"
+
+
+def sec(source: str, verdict: str, node: str) -> str:
+    """A violation seen on a node."""
+    return f"dsec.sec.v1.{source}.{verdict}.{node}"
+
+
+def audit(project: str, severity: str, rule: str) -> str:
+    """A finding of audit."""
+    return f"dsec.audit.v1.{project}.{severity}.{rule}"
+
+
+def rpc(service: str, verb: str) -> str:
+    """A question between services."""
+    return f"dsec.rpc.v1.{service}.{verb}"
+
+
+def join(node: str) -> str:
+    """An edge's question to the scheduler when it starts: the key is its node."""
+    return f"dsec.rpc.v1.scheduler.join.{node}"
+
+
+def hb(node: str) -> str:
+    """A node's heartbeat."""
+    return f"dsec.hb.v1.{node}"
+
+
+def dlq(stream: str) -> str:
+    """Messages of ``stream`` that were given up."""
+    return f"dsec.dlq.v1.{stream}"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A JetStream stream. ``max_age_s`` and ``max_bytes`` bound it; limits retention
+    (a work queue would forbid a second listener); a full stream refuses new
+    messages, which keeps them in the sender's outbox."""
+
+    name: str
+    subjects: tuple[str, ...]
+    max_age_s: int
+    max_bytes: int
+    duplicate_window_s: int = 120
+
+
+@dataclass(frozen=True)
+class Durable:
+    """A durable pull consumer. ``name`` and ``filters`` may hold ``{node}``."""
+
+    name: str
+    stream: str
+    filters: tuple[str, ...]
+    owner: str
+    ack_wait_s: int = 30
+    max_deliver: int = 12
+    max_ack_pending: int = 20_000
+    batch: int = 256
+
+
+GIB = 1 << 30
+
+STREAMS: tuple[Stream, ...] = (
+    Stream("DSEC_REQ", ("dsec.req.v1.>",), max_age_s=3_600, max_bytes=2 * GIB),
+    Stream("DSEC_CMD", ("dsec.cmd.v1.>",), max_age_s=24 * 3_600, max_bytes=4 * GIB),
+    Stream("DSEC_EVT", ("dsec.evt.v1.>",), max_age_s=24 * 3_600, max_bytes=4 * GIB),
+    Stream("DSEC_SEC", ("dsec.sec.v1.>",), max_age_s=72 * 3_600, max_bytes=4 * GIB),
+    Stream("DSEC_AUDIT", ("dsec.audit.v1.>",), max_age_s=168 * 3_600, max_bytes=2 * GIB),
+    Stream("DSEC_DLQ", ("dsec.dlq.v1.>",), max_age_s=168 * 3_600, max_bytes=1 * GIB),
+)
+
+TERMINAL_EVENTS = tuple(
+    f"dsec.evt.v1.sandbox.*.{state}.*" for state in ("stopped", "failed", "rejected", "lost")
+)
+
+DURABLES: tuple[Durable, ...] = (
+    Durable("auth_requests", "DSEC_REQ", ("dsec.req.v1.>",), owner="auth"),
+    Durable("auth_releases", "DSEC_EVT", TERMINAL_EVENTS, owner="auth"),
+    Durable(
+        "scheduler_commands",
+        "DSEC_CMD",
+        ("dsec.cmd.v1.sandbox.>", "dsec.cmd.v1.node.>"),
+        owner="scheduler",
+    ),
+    Durable(
+        "scheduler_observations", "DSEC_EVT", ("dsec.evt.v1.edge.sandbox.*",), owner="scheduler"
+    ),
+    # an import of a large image takes minutes: the handler keeps the message alive
+    Durable(
+        "imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.>",), owner="imagesvc", batch=8
+    ),
+    Durable("audit_access", "DSEC_EVT", ("dsec.evt.v1.*.access.*",), owner="audit", batch=512),
+    Durable("audit_violations", "DSEC_SEC", ("dsec.sec.v1.>",), owner="audit", batch=512),
+)
+
+EDGE_DURABLE = Durable("edge_{node}", "DSEC_CMD", ("dsec.cmd.v1.edge.*.{node}",), owner="edge")
+"""One per node, made by the scheduler when the node joins."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A row of the map: who publishes what to whom."""
+
+    pattern: str
+    transport: Transport
+    sender: str
+    receivers: tuple[str, ...]
+    message: str
+    doc: str
+
+
+SUBJECTS: tuple[Subject, ...] = (
+    Subject("dsec.req.v1.*.sandbox.create", "jetstream", "client", ("auth",), "CreateRequest",
+            "create sandboxes"),
+    Subject("dsec.req.v1.*.sandbox.*", "jetstream", "client", ("auth",), "SandboxOpRequest",
+            "stop, pause, resume, set_timeout"),
+    Subject("dsec.req.v1.*.project.create", "jetstream", "client", ("auth",), "ProjectCreate",
+            "make a child project"),
+    Subject("dsec.req.v1.*.project.delete", "jetstream", "client", ("auth",), "ProjectDelete",
+            "remove an empty project"),
+    Subject("dsec.req.v1.*.key.create", "jetstream", "client", ("auth",), "KeyCreate",
+            "make a principal with a key"),
+    Subject("dsec.req.v1.*.key.delete", "jetstream", "client", ("auth",), "KeyDelete",
+            "revoke a key"),
+    Subject("dsec.req.v1.*.grant.create", "jetstream", "client", ("auth",), "GrantCreate",
+            "give grants"),
+    Subject("dsec.req.v1.*.grant.delete", "jetstream", "client", ("auth",), "GrantDelete",
+            "take grants back"),
+    Subject("dsec.req.v1.*.quota.create", "jetstream", "client", ("auth",), "QuotaCreate",
+            "set limits"),
+    Subject("dsec.req.v1.*.image.create", "jetstream", "client", ("auth",), "ImageCreate",
+            "register an image"),
+    Subject("dsec.req.v1.*.image.delete", "jetstream", "client", ("auth",), "ImageDelete",
+            "remove an image"),
+    Subject("dsec.req.v1.*.node.*", "jetstream", "client", ("auth",), "NodeCommand",
+            "cordon, uncordon, drain"),
+    Subject("dsec.get.v1.*.sandbox.*", "core", "client", ("auth",), "SandboxQuery",
+            "get, list"),
+    Subject("dsec.get.v1.*.image.*", "core", "client", ("auth",), "ImageQuery", "get, list"),
+    Subject("dsec.get.v1.*.audit.*", "core", "client", ("auth",), "AuditQuery", "list"),
+    Subject("dsec.get.v1.>", "core", "client", ("auth",), "IamQuery",
+            "projects, keys, grants, quotas, nodes"),
+    Subject("dsec.exec.v1.*.*.*.exec.*", "core", "client", ("edge",), "ExecRequest",
+            "run a command"),
+    Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest",
+            "live facts"),
+    Subject("dsec.exec.v1.*.*.*.*.*", "core", "client", ("edge",), "FileRequest",
+            "file verbs; io carries frames"),
+    Subject("dsec.out.v1.*.*.*.*", "core", "edge", ("client",), "ExecReply",
+            "frames and the final reply of one operation"),
+    Subject("dsec.cmd.v1.sandbox.create.*", "jetstream", "auth", ("scheduler",),
+            "SandboxCreate", "admitted creates"),
+    Subject("dsec.cmd.v1.sandbox.op.*", "jetstream", "auth", ("scheduler",), "SandboxOp",
+            "admitted operations"),
+    Subject("dsec.cmd.v1.node.op.*", "jetstream", "auth", ("scheduler",), "NodeCommand",
+            "admitted node commands"),
+    Subject("dsec.cmd.v1.image.*.*", "jetstream", "auth", ("imagesvc",), "ImageCommand",
+            "admitted image requests"),
+    Subject("dsec.cmd.v1.edge.start.*", "jetstream", "scheduler", ("edge",), "EdgeStart",
+            "starts placed on a node"),
+    Subject("dsec.cmd.v1.edge.*.*", "jetstream", "scheduler", ("edge",), "EdgeOp",
+            "stop, pause, resume, set_timeout on a node"),
+    Subject("dsec.evt.v1.edge.sandbox.*", "jetstream", "edge", ("scheduler",),
+            "EdgeObservations", "what an edge saw"),
+    Subject("dsec.evt.v1.sandbox.*.*.*", "jetstream", "scheduler", ("client", "auth"),
+            "SandboxEvent", "a sandbox changed state"),
+    Subject("dsec.evt.v1.*.access.*", "jetstream", "edge|auth|scheduler", ("audit",),
+            "AccessRecords", "every verb, once"),
+    Subject("dsec.evt.v1.burst.plan.*", "jetstream", "burst", ("scheduler", "client"),
+            "BurstPlan", "utilisation and plan"),
+    Subject("dsec.sec.v1.*.*.*", "jetstream", "edge", ("audit",), "Violations",
+            "denials in sandboxes"),
+    Subject("dsec.audit.v1.*.*.*", "jetstream", "audit", ("client",), "Finding",
+            "findings for the security team"),
+    Subject("dsec.rpc.v1.scheduler.join.*", "core", "edge", ("scheduler",), "JoinRequest",
+            "an edge starts"),
+    Subject("dsec.rpc.v1.scheduler.sandboxes", "core", "auth", ("scheduler",),
+            "SandboxQuery", "forwarded reads"),
+    Subject("dsec.rpc.v1.scheduler.nodes", "core", "auth|burst", ("scheduler",), "IamQuery",
+            "the fleet"),
+    Subject("dsec.rpc.v1.imagesvc.resolve", "core", "scheduler", ("imagesvc",),
+            "ResolveRequest", "names to layers"),
+    Subject("dsec.rpc.v1.imagesvc.images", "core", "auth", ("imagesvc",), "ImageQuery",
+            "forwarded reads"),
+    Subject("dsec.rpc.v1.audit.entries", "core", "auth", ("audit",), "AuditQuery",
+            "forwarded reads"),
+    Subject("dsec.hb.v1.*", "core", "edge", ("scheduler", "burst"), "Heartbeat",
+            "every second"),
+    Subject("dsec.dlq.v1.*", "jetstream", "any service", ("operator",), "DeadLetter",
+            "given-up messages with their cause"),
+)  # fmt: skip
+
+EXEC_GRANTS: dict[str, tuple[str, ...]] = {
+    "sandbox.exec": ("exec", "io", "info"),
+    "sandbox.files": (
+        "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
+        "file_remove", "file_move",
+    ),
+    "sandbox.get": ("info",),
+}  # fmt: skip
+"""Which exec verbs a grant opens."""
+
+REQ_GRANTS: frozenset[str] = frozenset(
+    {
+        "sandbox.create", "sandbox.stop", "sandbox.pause", "sandbox.resume",
+        "sandbox.set_timeout", "project.create", "project.delete", "key.create", "key.delete",
+        "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
+        "node.cordon", "node.uncordon", "node.drain",
+    }
+)  # fmt: skip
+GET_GRANTS: frozenset[str] = frozenset(
+    {
+        "sandbox.get", "sandbox.list", "project.list", "key.list", "grant.list", "quota.get",
+        "image.get", "image.list", "node.list", "audit.read",
+    }
+)  # fmt: skip
+GET_VERBS: dict[str, tuple[str, str]] = {
+    "audit.read": ("audit", "list"),
+}
+"""Grants whose read subject is spelled otherwise; all others are entity.verb."""
+
+GRANTS: frozenset[str] = REQ_GRANTS | GET_GRANTS | frozenset(EXEC_GRANTS)
+"""Every grant there is."""
+
+WHOAMI = ("whoami", "get")
+"""A read that every client may do in its own project."""

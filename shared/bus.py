@@ -1,0 +1,265 @@
+"""The bus as services use it: one connection, answers, requests, stored publishing.
+
+Owns: how a service connects, where typed errors become wire errors and back, the
+payload bound. Does not own: names (:mod:`schemas.subjects`), stored consumption
+(:mod:`shared.consumer`), streams (:mod:`shared.topology`).
+
+FastStream carries the core subjects; its error policy is set once, here. Stored
+messages are consumed by :class:`shared.consumer.BatchConsumer` because FastStream's
+batch pull waits out its time-out and can strand messages (docs/adr/0002).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from faststream import AckPolicy
+from faststream.nats import NatsBroker, NatsMessage
+from faststream.nats.security import NatsSecurity, NatsToken, NatsUserPassword
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+from nats.js import JetStreamContext
+
+from schemas.base import BadMessage, ErrorReply, decode, encode
+from shared import telemetry
+from shared.errors import DsecError, Internal, InvalidRequest, Unavailable
+from shared.settings import Common
+from shared.wire import bad_message, from_wire, to_wire
+
+log = logging.getLogger(__name__)
+
+RECONNECT_WAIT_S = 1
+PING_INTERVAL_S = 10
+REQUEST_S = 5.0
+"""Default wait for an answer."""
+PUBLISH_S = 5.0
+"""Longest wait for the acknowledgement of stored messages."""
+MAX_PENDING_PUBLISHES = 4_000
+PENDING_BYTES = 64 * 1024 * 1024
+"""What may wait for a server that is away."""
+HEADER_BYTES = 2_048
+"""Room kept for headers, which count against the server's payload limit."""
+
+T = TypeVar("T")
+Answer = Callable[[Any, "Incoming"], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to be published. ``msg_id`` makes a stored one idempotent."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    msg_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """Where a core message came from."""
+
+    subject: str
+    headers: dict[str, str]
+    reply_to: str
+
+
+class Bus:
+    """One service's connection. Subscribe with :meth:`answer` and :meth:`listen`
+    before :meth:`start`; the connection then lives, through outages, until
+    :meth:`close`."""
+
+    def __init__(self, settings: Common, name: str, *, inbox_prefix: str = "_INBOX") -> None:
+        self.name = name
+        self.closed = asyncio.Event()
+        """Set when the connection has ended for good: nats-py closes it on most errors
+        that a server reports (expired or revoked rights), and only a new one helps."""
+        self.broker = NatsBroker(
+            settings.nats_url.split(","),
+            security=_security(settings),
+            name=f"dsec-{name}",
+            inbox_prefix=inbox_prefix.encode(),
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RECONNECT_WAIT_S,
+            ping_interval=PING_INTERVAL_S,
+            max_outstanding_pings=2,
+            pending_size=PENDING_BYTES,
+            ack_policy=AckPolicy.NACK_ON_ERROR,
+            decoder=_raw,
+            logger=log,
+            log_level=logging.DEBUG,
+            graceful_timeout=settings.shutdown_s,
+            error_cb=self._on_error,
+            closed_cb=self._on_closed,
+        )
+        self._js: JetStreamContext | None = None
+        self._client: Client | None = None
+
+    async def _on_error(self, exc: Exception) -> None:
+        log.warning("bus: %s", exc or type(exc).__name__)
+
+    async def _on_closed(self) -> None:
+        self.closed.set()
+
+    @property
+    def client(self) -> Client:
+        """The connection. Raises ``Unavailable`` before :meth:`start` ended."""
+        if self._client is None:
+            raise Unavailable("bus: not connected yet")
+        return self._client
+
+    @property
+    def js(self) -> JetStreamContext:
+        """JetStream on the connection."""
+        if self._js is None:
+            self._js = self.client.jetstream(
+                publish_async_max_pending=MAX_PENDING_PUBLISHES, timeout=REQUEST_S
+            )
+        return self._js
+
+    async def start(self) -> None:
+        """Connects (waits for a server as long as it takes) and subscribes."""
+        self._client = await self.broker.connect()
+        await self.broker.start()
+
+    async def close(self) -> None:
+        """Ends subscriptions and the connection."""
+        await self.broker.stop()
+
+    async def check(self) -> None:
+        """A health check: raises ``Unavailable`` while there is no server."""
+        if not self.client.is_connected:
+            raise Unavailable("bus: not connected")
+
+    def answer(self, subject: str, type_: type[T], fn: Answer, *, queue: str = "") -> None:
+        """Answers requests on ``subject`` with what ``fn(message, incoming)`` returns,
+        or with an :class:`ErrorReply`. ``queue`` shares the work among instances."""
+
+        async def handle(message: NatsMessage) -> None:
+            incoming = _incoming(message)
+            reply = encode(await answered(fn, type_, message.body, incoming))
+            if incoming.reply_to:
+                await self.send(Outgoing(incoming.reply_to, reply))
+
+        self.broker.subscriber(subject, queue=queue)(handle)
+
+    def listen(self, subject: str, type_: type[T], fn: Answer, *, queue: str = "") -> None:
+        """Calls ``fn(message, incoming)``; bad messages are logged and dropped."""
+
+        async def handle(message: NatsMessage) -> None:
+            incoming = _incoming(message)
+            result = await answered(fn, type_, message.body, incoming)
+            if isinstance(result, ErrorReply):
+                log.warning("%s: %s", incoming.subject, result.error.message)
+
+        self.broker.subscriber(subject, queue=queue)(handle)
+
+    async def send(self, message: Outgoing) -> None:
+        """Publishes at most once (answers, heartbeats, events of no record)."""
+        self.check_size(message)
+        try:
+            await self.client.publish(
+                message.subject, message.data, headers=message.headers or None
+            )
+        except NatsError as exc:
+            raise Unavailable(f"bus: {exc or type(exc).__name__}") from exc
+
+    async def request(
+        self, subject: str, message: Any, type_: type[T], *, timeout_s: float = REQUEST_S
+    ) -> T:
+        """The answer to ``message``; raises the typed error of an error reply."""
+        data = encode(message)
+        self.check_size(Outgoing(subject, data))
+        try:
+            reply = await self.client.request(
+                subject, data, timeout=timeout_s, headers=telemetry.headers() or None
+            )
+        except NoRespondersError as exc:
+            raise Unavailable(f"nobody answers {subject}") from exc
+        except (NatsError, TimeoutError) as exc:
+            raise Unavailable(f"no answer on {subject} in {timeout_s:g} s") from exc
+        return unwrap(reply.data, type_)
+
+    async def store(self, messages: Sequence[Outgoing]) -> None:
+        """Publishes to streams; returns when the server has stored them all. Raises
+        ``Unavailable`` otherwise: then some may be stored, and ``msg_id`` makes a
+        repetition harmless."""
+        for message in messages:
+            self.check_size(message)
+        try:
+            async with asyncio.timeout(PUBLISH_S):
+                pending = [await self._store_one(m) for m in messages]
+                results = await asyncio.gather(*pending, return_exceptions=True)
+        except (NatsError, TimeoutError) as exc:
+            raise Unavailable(f"bus: not stored: {exc or type(exc).__name__}") from exc
+        failed = [r for r in results if isinstance(r, BaseException)]
+        if failed:
+            raise Unavailable(f"bus: {len(failed)} not stored: {failed[0]}") from failed[0]
+
+    async def _store_one(self, message: Outgoing) -> asyncio.Future[Any]:
+        headers = dict(message.headers)
+        if message.msg_id:
+            headers["Nats-Msg-Id"] = message.msg_id
+        return await self.js.publish_async(
+            message.subject, message.data, wait_stall=PUBLISH_S, headers=headers or None
+        )
+
+    def check_size(self, message: Outgoing) -> None:
+        """Raises ``InvalidRequest`` (field ``payload``) where the server would end
+        the connection."""
+        limit = self.client.max_payload - HEADER_BYTES
+        if len(message.data) > limit:
+            raise InvalidRequest(
+                f"a message of {len(message.data)} bytes is over the bus's limit of {limit}",
+                field="payload",
+            )
+
+
+def unwrap(data: bytes, type_: type[T]) -> T:
+    """The reply in ``data``; raises its typed error where it is one."""
+    try:
+        error = decode(data, ErrorReply)
+    except BadMessage:
+        try:
+            return decode(data, type_)
+        except BadMessage as exc:
+            raise Internal(f"an answer could not be read: {exc}") from exc
+    raise from_wire(error.error)
+
+
+async def answered(fn: Answer, type_: type[Any], body: Any, incoming: Incoming) -> Any:
+    """What ``fn`` answers; every error in its wire form. An exception that is not
+    typed is a bug: logged with its cause, answered as ``internal``."""
+    try:
+        message = decode(bytes(body), type_)
+        with telemetry.span(incoming.subject, parents=[incoming.headers.get("traceparent")]):
+            return await fn(message, incoming)
+    except BadMessage as exc:
+        return ErrorReply(error=to_wire(bad_message(exc)))
+    except DsecError as exc:
+        return ErrorReply(error=to_wire(exc))
+    except Exception as exc:
+        log.exception("%s failed", incoming.subject)
+        return ErrorReply(error=to_wire(Internal(f"{type(exc).__name__} in {incoming.subject}")))
+
+
+def _security(settings: Common) -> NatsSecurity | None:
+    if settings.nats_token:  # a client's or node's key, judged by the auth callout
+        return NatsToken(settings.nats_token)
+    if settings.nats_user:
+        return NatsUserPassword(settings.nats_user, settings.nats_password or "")
+    return None
+
+
+async def _raw(message: Any) -> Any:
+    # bodies are decoded by schemas.base, once, with typed errors
+    return message.body
+
+
+def _incoming(message: NatsMessage) -> Incoming:
+    raw = message.raw_message
+    return Incoming(raw.subject, dict(raw.headers or {}), raw.reply)

@@ -1,0 +1,198 @@
+"""Batches of stored messages: the consumer every hot path uses.
+
+Owns: fetching, acknowledging after the work is durable, back-off, isolation of a
+poison message, dead letters, rebuilding a subscription that fell silent. Does not
+own: what the work is.
+
+A handler takes a list and makes one transaction of it. When it raises
+``Unavailable`` the whole batch comes again later (an outage says nothing about the
+messages). When it raises anything else the batch is taken one by one, so that only
+the message at fault is delayed, and given up after its last delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage, encode
+from schemas.bus import DeadLetter
+from schemas.subjects import Durable, dlq
+from shared.bus import Bus, Outgoing
+from shared.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+FETCH_S = 1.0
+"""A fetch without messages ends after this; a dead subscription shows by it."""
+REBUILD_S = 0.5
+BACKOFF_BASE_S = 0.1
+BACKOFF_MAX_S = 20.0
+DEAD_LETTER_BYTES = 64 * 1024
+
+
+def backoff_s(deliveries: int) -> float:
+    """Delay before delivery ``deliveries + 1``, in seconds."""
+    return float(min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** max(0, deliveries - 1)))
+
+
+class Received:
+    """A stored message in a batch."""
+
+    __slots__ = ("data", "deliveries", "headers", "msg", "stream_seq", "subject")
+
+    def __init__(self, msg: Msg) -> None:
+        self.msg = msg
+        self.subject = msg.subject
+        self.data = msg.data
+        self.headers: dict[str, str] = msg.headers or {}
+        meta = msg.metadata
+        self.deliveries: int = meta.num_delivered or 1
+        self.stream_seq: int = meta.sequence.stream if meta.sequence else 0
+
+    @property
+    def reply_to(self) -> str | None:
+        """The client's inbox, when it wants an answer."""
+        return self.headers.get(HEADER_REPLY)
+
+    @property
+    def trace(self) -> str | None:
+        """The sender's trace context."""
+        return self.headers.get(HEADER_TRACE)
+
+    async def in_progress(self) -> None:
+        """Asks the server for another ``ack_wait``: long work goes on."""
+        await self.msg.in_progress()
+
+
+Handler = Callable[[Sequence[Received]], Awaitable[None]]
+
+
+class BatchConsumer:
+    """Runs ``handler`` on batches of one durable until :meth:`close`."""
+
+    def __init__(
+        self, bus: Bus, durable: Durable, handler: Handler, *, node: str | None = None
+    ) -> None:
+        self._bus = bus
+        self._durable = durable
+        self._name = durable.name.format(node=node)
+        self._handler = handler
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+        self.handled = 0
+        self.last_fetch_at = 0.0
+
+    def start(self) -> None:
+        """Begins in the background."""
+        self._task = asyncio.create_task(self._run(), name=f"consume {self._name}")
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Finishes the batch at hand, then ends."""
+        self._closing = True
+        if self._task is None:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._task)
+        except (TimeoutError, asyncio.CancelledError):
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def check(self) -> None:
+        """A health check: raises ``Unavailable`` when nothing was fetched of late."""
+        if time.monotonic() - self.last_fetch_at > FETCH_S * 10:
+            raise Unavailable(f"consumer {self._name} is silent")
+
+    async def _run(self) -> None:
+        while not self._closing:
+            try:
+                await self._consume()
+            except asyncio.CancelledError:
+                raise
+            except (NatsError, OSError, Unavailable) as exc:
+                log.debug("consumer %s rebuilt after %r", self._name, exc)
+            except Exception:
+                log.exception("consumer %s rebuilt", self._name)
+            if not self._closing:
+                await asyncio.sleep(REBUILD_S)
+
+    async def _consume(self) -> None:
+        sub = await self._bus.js.pull_subscribe_bind(
+            durable=self._name, stream=self._durable.stream
+        )
+        silent = 0
+        try:
+            while not self._closing:
+                try:
+                    messages = await sub.fetch(self._durable.batch, timeout=FETCH_S)
+                except TimeoutError:  # nats's own timeout is one too
+                    silent += 1
+                    if silent % 10 == 0:  # is it quiet, or is the durable gone?
+                        await sub.consumer_info()
+                    self.last_fetch_at = time.monotonic()
+                    continue
+                silent = 0
+                self.last_fetch_at = time.monotonic()
+                if messages:
+                    await self._process([Received(m) for m in messages])
+        except NotFoundError:
+            log.warning("durable %s does not exist (yet)", self._name)
+        finally:
+            with contextlib.suppress(NatsError):
+                await sub.unsubscribe()
+
+    async def _process(self, batch: list[Received]) -> None:
+        try:
+            await self._handler(batch)
+        except Unavailable as exc:
+            log.warning("%s: %d delayed: %s", self._name, len(batch), exc.message)
+            await self._settle(batch, exc, outage=True)
+            return
+        except Exception as exc:
+            if len(batch) == 1:
+                log.exception("%s: message %d failed", self._name, batch[0].stream_seq)
+                await self._settle(batch, exc, outage=False)
+                return
+            log.warning("%s: a batch of %d failed (%r), one by one", self._name, len(batch), exc)
+            for item in batch:
+                await self._process([item])
+            return
+        self.handled += len(batch)
+        for item in batch:
+            await item.msg.ack()
+
+    async def _settle(self, batch: list[Received], exc: Exception, *, outage: bool) -> None:
+        for item in batch:
+            # an outage may last: its messages are only given up by the stream's age
+            last = item.deliveries >= self._durable.max_deliver - 1
+            hopeless = last or isinstance(exc, BadMessage)  # it will not read better later
+            if hopeless and not outage:
+                await self._give_up(item, exc)
+            else:
+                await item.msg.nak(delay=backoff_s(item.deliveries))
+
+    async def _give_up(self, item: Received, exc: Exception) -> None:
+        letter = DeadLetter(
+            stream=self._durable.stream,
+            subject=item.subject,
+            durable=self._name,
+            stream_seq=item.stream_seq,
+            deliveries=item.deliveries,
+            cause=f"{type(exc).__name__}: {exc}"[:1000],
+            at=time.time(),
+            body=item.data[:DEAD_LETTER_BYTES],
+            size_bytes=len(item.data),
+        )
+        subject = dlq(self._durable.stream)
+        msg_id = f"dlq-{self._name}-{item.stream_seq}"
+        await self._bus.store([Outgoing(subject, encode(letter), msg_id=msg_id)])
+        await item.msg.term()

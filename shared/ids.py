@@ -1,0 +1,61 @@
+"""Identifiers: ULIDs, the uids of a batch, the public id that carries its route.
+
+Pure but for :func:`new`, which reads the clock and the system's randomness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32, lower case
+_ULID = re.compile(r"^[0-7][0-9a-hjkmnp-tv-z]{25}$")
+_TOKEN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+
+
+def _encode(value: int) -> str:
+    return "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def new() -> str:
+    """A fresh ULID (lower case): 48 bits of milliseconds, 80 bits of randomness."""
+    return _encode(time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10), "big"))
+
+
+def is_ulid(text: str) -> bool:
+    """Whether ``text`` is a ULID in the lower-case form used here."""
+    return bool(_ULID.match(text))
+
+
+def item_uid(request_id: str, index: int) -> str:
+    """The uid of sandbox ``index`` of a request: a function of both, so that a
+    repeated request names the same sandboxes. Index 0 is the request id itself."""
+    if index == 0:
+        return request_id
+    digest = hashlib.sha256(f"{request_id}/{index}".encode()).digest()
+    return request_id[:10] + _encode(int.from_bytes(digest[:10], "big"))[10:]
+
+
+def derived(text: str) -> str:
+    """An id that is a function of ``text`` (128 bits of its SHA-256)."""
+    return _encode(int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big"))
+
+
+def sandbox_id(node: str, uid: str) -> str:
+    """The public id ``<node>-<uid>``."""
+    return f"{node}-{uid}"
+
+
+def split_sandbox_id(sandbox_id: str) -> tuple[str, str]:
+    """``(node, uid)`` of a public id. Raises ``ValueError`` when it is not one."""
+    node, _, uid = sandbox_id.rpartition("-")
+    if not is_ulid(uid) or not _TOKEN.match(node):
+        raise ValueError(f"{sandbox_id!r} is not a sandbox id (<node>-<uid>)")
+    return node, uid
+
+
+def is_token(text: str) -> bool:
+    """Whether ``text`` can be one token of a subject."""
+    return bool(_TOKEN.match(text))
