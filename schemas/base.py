@@ -108,7 +108,7 @@ def decode(data: bytes, type_: type[M]) -> M:
     except RecursionError as exc:
         raise BadMessage("the body is nested too deeply") from exc
     if getattr(message, "v", VERSION) != VERSION:
-        raise _version(message.v)  # type: ignore[attr-defined]
+        raise _version(message.v)
     return message  # type: ignore[no-any-return]
 
 

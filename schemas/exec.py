@@ -1,8 +1,8 @@
 """Messages at the edge's door: exec, files, and the frames of their streams.
 
 A request goes to ``dsec.exec.v1.<project>.<node>.<uid>.<verb>.<principal>`` with a
-reply subject ``dsec.out.v1.<node>.<principal>.<connection>.<op>``. Everything the edge answers for that
-operation comes there, in order, as *frames*: the header ``Dsec-Frame`` says which.
+reply subject ``dsec.out.v1.<node>.<principal>.<connection>.<op>``. Everything the edge
+answers for that operation comes there, in order, as *frames*: the header ``Dsec-Frame`` says which.
 
 ====== ======================== ================================================
 frame  from                     body

@@ -11,10 +11,9 @@ batch pull waits out its time-out and can strand messages (docs/adr/0002).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from faststream import AckPolicy
@@ -29,6 +28,8 @@ from schemas.base import BadMessage, ErrorReply, decode, encode
 from shared import telemetry
 from shared.errors import DsecError, Internal, InvalidRequest, Unavailable
 from shared.settings import Common
+from shared.stored import Outgoing as Outgoing
+from shared.stored import StoredPublisher
 from shared.wire import bad_message, from_wire, to_wire
 
 log = logging.getLogger(__name__)
@@ -37,26 +38,15 @@ RECONNECT_WAIT_S = 1
 PING_INTERVAL_S = 10
 REQUEST_S = 5.0
 """Default wait for an answer."""
-PUBLISH_S = 5.0
-"""Longest wait for the acknowledgement of stored messages."""
 MAX_PENDING_PUBLISHES = 4_000
+"""Stored messages that one call has in flight."""
 PENDING_BYTES = 64 * 1024 * 1024
 """What may wait for a server that is away."""
 HEADER_BYTES = 2_048
-"""Room kept for headers, which count against the server's payload limit."""
+"""Room kept for the headers that the bus adds itself."""
 
 T = TypeVar("T")
 Answer = Callable[[Any, "Incoming"], Awaitable[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message to be published. ``msg_id`` makes a stored one idempotent."""
-
-    subject: str
-    data: bytes
-    headers: dict[str, str] = field(default_factory=dict)
-    msg_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +87,7 @@ class Bus:
         )
         self._js: JetStreamContext | None = None
         self._client: Client | None = None
+        self._stored: StoredPublisher | None = None
 
     async def _on_error(self, exc: Exception) -> None:
         log.warning("bus: %s", exc or type(exc).__name__)
@@ -112,9 +103,7 @@ class Bus:
     def js(self) -> JetStreamContext:
         """JetStream on the connection."""
         if self._js is None:
-            self._js = self.client.jetstream(
-                publish_async_max_pending=MAX_PENDING_PUBLISHES, timeout=REQUEST_S
-            )
+            self._js = self.client.jetstream(timeout=REQUEST_S)
         return self._js
 
     async def start(self) -> None:
@@ -186,32 +175,21 @@ class Bus:
         repetition harmless."""
         for message in messages:
             self.check_size(message)
-        try:
-            async with asyncio.timeout(PUBLISH_S):
-                pending = [await self._store_one(m) for m in messages]
-                results = await asyncio.gather(*pending, return_exceptions=True)
-        except (NatsError, TimeoutError) as exc:
-            raise Unavailable(f"bus: not stored: {exc or type(exc).__name__}") from exc
-        failed = [r for r in results if isinstance(r, BaseException)]
-        if failed:
-            raise Unavailable(f"bus: {len(failed)} not stored: {failed[0]}") from failed[0]
-
-    async def _store_one(self, message: Outgoing) -> asyncio.Future[Any]:
-        headers = dict(message.headers)
-        if message.msg_id:
-            headers["Nats-Msg-Id"] = message.msg_id
-        return await self.js.publish_async(
-            message.subject, message.data, wait_stall=PUBLISH_S, headers=headers or None
-        )
+        if not self.client.is_connected:
+            raise Unavailable("bus: not connected")
+        if self._stored is None:
+            self._stored = StoredPublisher(self.client)
+        for start in range(0, len(messages), MAX_PENDING_PUBLISHES):
+            await self._stored.publish(messages[start : start + MAX_PENDING_PUBLISHES])
 
     def check_size(self, message: Outgoing) -> None:
         """Raises ``InvalidRequest`` (field ``payload``) where the server would end
-        the connection."""
+        the connection. Headers count."""
         limit = self.client.max_payload - HEADER_BYTES
-        if len(message.data) > limit:
+        size = len(message.data) + sum(len(k) + len(v) + 4 for k, v in message.headers.items())
+        if size > limit:
             raise InvalidRequest(
-                f"a message of {len(message.data)} bytes is over the bus's limit of {limit}",
-                field="payload",
+                f"a message of {size} bytes is over the bus's limit of {limit}", field="payload"
             )
 
 

@@ -10,7 +10,12 @@ import logging
 
 from nats.js import JetStreamContext
 from nats.js.api import (
-    AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType,
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
     StreamConfig,
 )  # fmt: skip
 from nats.js.errors import NotFoundError
@@ -62,9 +67,7 @@ async def declare(js: JetStreamContext) -> None:
     await verify(js)
 
 
-async def declare_durable(
-    js: JetStreamContext, durable: Durable, node: str | None = None
-) -> str:
+async def declare_durable(js: JetStreamContext, durable: Durable, node: str | None = None) -> str:
     """Creates a durable that is missing; returns its name."""
     config = consumer_config(durable, node)
     name = config.durable_name or ""
