@@ -175,8 +175,9 @@ class BatchConsumer:
     async def _settle(self, batch: list[Received], exc: Exception, *, outage: bool) -> None:
         for item in batch:
             # an outage may last: its messages are only given up by the stream's age
-            last = item.deliveries >= self._durable.max_deliver or isinstance(exc, BadMessage)
-            if last and not outage:
+            last = item.deliveries >= self._durable.max_deliver
+            hopeless = last or isinstance(exc, BadMessage)  # it will not read better later
+            if hopeless and not outage:
                 await self._give_up(item, exc)
             else:
                 await item.msg.nak(delay=backoff_s(item.deliveries))

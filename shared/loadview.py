@@ -30,6 +30,8 @@ class LoadView:
 
     async def write(self, beats: list[Heartbeat]) -> None:
         """Stores heartbeats; each lives ``TTL_S`` seconds."""
+        if not beats:
+            return
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for beat in beats:
