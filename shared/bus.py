@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from faststream import AckPolicy
 from faststream.nats import NatsBroker, NatsMessage
-from faststream.security import SASLPlaintext
+from faststream.nats.security import NatsSecurity, NatsToken, NatsUserPassword
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
@@ -64,13 +64,13 @@ class Bus:
     :meth:`close`."""
 
     def __init__(self, settings: Common, name: str, *, inbox_prefix: str = "_INBOX") -> None:
-        security = None
-        if settings.nats_user:
-            security = SASLPlaintext(settings.nats_user, settings.nats_password or "")
         self.name = name
+        self.closed = asyncio.Event()
+        """Set when the connection has ended for good: nats-py closes it on most errors
+        that a server reports (expired or revoked rights), and only a new one helps."""
         self.broker = NatsBroker(
             settings.nats_url.split(","),
-            security=security,
+            security=_security(settings),
             name=f"dsec-{name}",
             inbox_prefix=inbox_prefix.encode(),
             max_reconnect_attempts=-1,
@@ -84,6 +84,7 @@ class Bus:
             log_level=logging.DEBUG,
             graceful_timeout=settings.shutdown_s,
             error_cb=self._on_error,
+            closed_cb=self._on_closed,
         )
         self._js: JetStreamContext | None = None
         self._client: Client | None = None
@@ -91,6 +92,9 @@ class Bus:
 
     async def _on_error(self, exc: Exception) -> None:
         log.warning("bus: %s", exc or type(exc).__name__)
+
+    async def _on_closed(self) -> None:
+        self.closed.set()
 
     @property
     def client(self) -> Client:
@@ -219,6 +223,14 @@ async def answered(fn: Answer, type_: type[Any], body: Any, incoming: Incoming) 
     except Exception as exc:
         log.exception("%s failed", incoming.subject)
         return ErrorReply(error=to_wire(Internal(f"{type(exc).__name__} in {incoming.subject}")))
+
+
+def _security(settings: Common) -> NatsSecurity | None:
+    if settings.nats_token:  # a client's or node's key, judged by the auth callout
+        return NatsToken(settings.nats_token)
+    if settings.nats_user:
+        return NatsUserPassword(settings.nats_user, settings.nats_password or "")
+    return None
 
 
 async def _raw(message: Any) -> Any:

@@ -1,0 +1,85 @@
+"""What every benchmark shares: percentiles, the machine's description, the output.
+
+The last line printed with ``--json`` is one JSON object. Peers are measured in the
+same run, in turns with ours, because machines drift.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The sample at ``share`` (0…1) of the sorted samples."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def spread(samples_s: Sequence[float], prefix: str = "") -> dict[str, float]:
+    """count, p50, p90, p99 and max in milliseconds of samples in seconds."""
+    values = {"p50_ms": 0.50, "p90_ms": 0.90, "p99_ms": 0.99}
+    figures = {f"{prefix}{k}": round(percentile(samples_s, v) * 1e3, 3) for k, v in values.items()}
+    figures[f"{prefix}max_ms"] = round(max(samples_s) * 1e3, 3)
+    figures[f"{prefix}count"] = len(samples_s)
+    return figures
+
+
+def machine() -> dict[str, Any]:
+    """Where it ran."""
+    return {
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load1": round(os.getloadavg()[0], 2),
+    }
+
+
+async def timed(call: Callable[[], Awaitable[Any]]) -> float:
+    """Seconds that one call takes."""
+    start = time.perf_counter()
+    await call()
+    return time.perf_counter() - start
+
+
+async def in_turns(
+    rounds: int, ours: Callable[[], Awaitable[Any]], peer: Callable[[], Any], *, peer_every: int = 1
+) -> tuple[list[float], list[float]]:
+    """Samples of both, taken in turns. ``peer`` is blocking and runs in a thread."""
+    mine: list[float] = []
+    theirs: list[float] = []
+    for number in range(rounds):
+        mine.append(await timed(ours))
+        if number % peer_every == 0:
+            theirs.append(await timed(lambda: asyncio.to_thread(peer)))
+    return mine, theirs
+
+
+@asynccontextmanager
+async def local_system(**options: Any) -> Any:
+    """A system of our own on loopback with the container driver and a base image;
+    yields ``(system, client)``."""
+    from bench.images import ensure_base
+    from libdsec import DSecClient
+    from services.local import LocalOptions, LocalSystem
+
+    async with (
+        LocalSystem(LocalOptions(driver="container", **options)) as system,
+        DSecClient(url=system.url, api_key=system.admin_key, project=system.project) as client,
+    ):
+        await ensure_base(client)
+        yield system, client
+
+
+def emit(name: str, figures: dict[str, Any], *, as_json: bool) -> None:
+    """Prints figures for a person, and as the last line for a machine."""
+    for key, value in figures.items():
+        print(f"  {key:<24} {value}")
+    if as_json:
+        print(json.dumps({"bench": name, **figures, "machine": machine()}))

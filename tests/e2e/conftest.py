@@ -1,0 +1,98 @@
+"""The whole system, started once a session per driver, and helpers to judge it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from libdsec import DSecClient
+from services.local import LocalOptions, LocalSystem
+
+SETTLE_S = 30.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/e2e/" in str(item.path):
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalSystem]:
+    """Two nodes with the fake backend: everything but a kernel."""
+    options = LocalOptions(driver="fake", nodes=2, state_dir=tmp_path_factory.mktemp("fake"))
+    async with LocalSystem(options) as system:
+        yield system
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def container_system(
+    tmp_path_factory: pytest.TempPathFactory, base_image: Any
+) -> AsyncIterator[LocalSystem]:
+    """One node with real containers and an image ``py:3.11`` registered."""
+    options = LocalOptions(driver="container", state_dir=tmp_path_factory.mktemp("containers"))
+    async with LocalSystem(options) as system:
+        async with open_client(system) as client:
+            await client.images.create("py:3.11", path=str(base_image))
+        yield system
+
+
+@pytest.fixture(scope="session")
+def base_image() -> Any:
+    """The base root file system built from the machine's packages."""
+    from bench.images import rootfs
+
+    return rootfs()
+
+
+def open_client(system: LocalSystem, **options: Any) -> DSecClient:
+    """A client of the system's administrator."""
+    return DSecClient(
+        **{"url": system.url, "api_key": system.admin_key, "project": system.project, **options}
+    )
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(fake_system: LocalSystem) -> AsyncIterator[DSecClient]:
+    """A client of the system with fake nodes."""
+    async with open_client(fake_system) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def containers(container_system: LocalSystem) -> AsyncIterator[DSecClient]:
+    """A client of the system with real containers."""
+    async with open_client(container_system) as client:
+        yield client
+
+
+async def until(
+    condition: Callable[[], Awaitable[Any]], *, within_s: float = SETTLE_S, what: str = ""
+) -> Any:
+    """The condition's first true result; fails with its last one."""
+    end = time.monotonic() + within_s
+    while True:
+        result = await condition()
+        if result:
+            return result
+        if time.monotonic() > end:
+            pytest.fail(f"not within {within_s:g} s: {what or condition} (last: {result!r})")
+        await asyncio.sleep(0.2)
+
+
+async def alive(client: DSecClient, **filters: Any) -> list[Any]:
+    """Sandboxes that are not over."""
+    over = {"stopped", "failed", "rejected", "lost"}
+    return [s async for s in client.list(**filters) if s.state not in over]
+
+
+async def used(client: DSecClient, project: str) -> int:
+    """Sandboxes charged to a project."""
+    quota = await client.quotas.get(project)
+    return int(quota.used.sandboxes)
