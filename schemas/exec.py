@@ -21,7 +21,14 @@ frame  from                     body
 ====== ======================== ================================================
 
 Frames from a client carry the operation id in ``Dsec-Op``. Each side keeps at
-most ``WINDOW_BYTES`` unacknowledged: that is the flow control.
+most ``WINDOW_BYTES`` unacknowledged: that is the flow control (``w`` and ``a``
+count from the operation's start; ``w`` counts stdout and stderr together).
+
+``o``, ``e`` and ``i`` frames carry in ``Dsec-Offset`` where in their stream they
+begin, so that the receiver drops what it has and notices a gap. A client that saw
+a gap, or nothing for three ``KEEPALIVE_S``, sends its request again: same
+operation, ``offset`` = what it has. The edge goes on from there; while it waits
+for input it answers ``r`` and ``a``, and the client sends on from that count.
 """
 
 from __future__ import annotations
@@ -51,7 +58,7 @@ class ExecRequest(Versioned, frozen=True):
     seen before re-attaches to that command or repeats its result: it never runs
     twice. ``stream``: output comes in frames as it is made, else in the reply as
     far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
-    announces input frames."""
+    announces input frames. ``offset``: bytes of stdout and stderr the client has."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -66,6 +73,7 @@ class ExecRequest(Versioned, frozen=True):
     stdin: bool = False
     stdin_data: bytes | None = None
     stream: bool = False
+    offset: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] = (0, 0)
 
 
 class ExecReply(Versioned, frozen=True):

@@ -192,7 +192,7 @@ class BatchConsumer:
             cause=f"{type(exc).__name__}: {exc}"[:1000],
             at=time.time(),
             body=item.data[:DEAD_LETTER_BYTES],
-            bytes=len(item.data),
+            size_bytes=len(item.data),
         )
         subject = dlq(self._durable.stream)
         msg_id = f"dlq-{self._name}-{item.stream_seq}"
