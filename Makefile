@@ -1,0 +1,70 @@
+# Everything starts here; `make` alone tells what there is.
+# `demo` and `test` work from a clean clone as root on a Debian-like machine.
+
+PYTHON := .venv/bin/python
+PYTEST := $(PYTHON) -m pytest
+# Tests look at the machine's mounts, cgroups and containers, so they run one at a time;
+# the pure ones may share the cores: `make test-unit TEST_WORKERS=2`.
+TEST_WORKERS ?= 0
+PYTEST_ARGS ?=
+BENCH ?= create
+COMPOSE := $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo local test test-unit test-integration test-e2e lint schemas guest lock wheel up down bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what is missing, make .venv, build guest binaries, start Docker Engine
+	@scripts/setup.sh
+
+demo: setup ## run real rollouts on real containers and print their rewards
+	@$(PYTHON) -m demo
+
+local: setup ## run the whole system on loopback until Ctrl-C
+	@$(PYTHON) -m services.local
+
+test: setup ## run all tests: architecture and lint, unit, integration, end to end
+	@$(PYTEST) $(PYTEST_ARGS)
+
+test-unit: setup ## run the pure tests
+	@$(PYTEST) tests/unit tests/architecture -n $(TEST_WORKERS) $(PYTEST_ARGS)
+
+test-integration: setup ## run the tests with real NATS, PostgreSQL, Valkey and Docker
+	@$(PYTEST) tests/integration $(PYTEST_ARGS)
+
+test-e2e: setup ## run the tests of the whole system
+	@$(PYTEST) tests/e2e $(PYTEST_ARGS)
+
+lint: setup ## ruff, mypy, import contracts and size budget
+	@$(PYTEST) tests/architecture -q $(PYTEST_ARGS)
+
+schemas: setup ## export JSON Schema, AsyncAPI and the SDK's wire types from schemas/
+	@$(PYTHON) -m schemas.export
+
+guest: setup ## build what runs inside sandboxes
+	@$(MAKE) --no-print-directory -C guest
+
+lock: ## make requirements.lock from pyproject.toml again
+	@scripts/lock.sh
+
+wheel: setup ## build the SDK's wheel into dist/
+	@.venv/bin/pip wheel -qq --no-deps --no-build-isolation -w dist ./libdsec
+
+up: deploy/env ## run the system with Docker Compose and wait until it is healthy
+	@$(COMPOSE) up --build --detach $(if $(filter docker compose,$(COMPOSE)),--wait)
+
+down: ## stop what `up` started
+	@$(COMPOSE) down
+
+deploy/env:
+	@scripts/compose-env.sh
+
+bench: setup ## run one benchmark: make bench BENCH=create
+	@$(PYTHON) -m bench $(BENCH) --json
+
+clean: ## remove what set-up and builds made in this folder (not the cache, not Docker)
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@[ ! -e guest/Makefile ] || $(MAKE) --no-print-directory -C guest clean
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

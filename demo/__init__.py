@@ -1,0 +1,1 @@
+"""The demonstration: real rollouts on real sandboxes, from a clean clone to rewards."""
