@@ -11,6 +11,7 @@ batch pull waits out its time-out and can strand messages (docs/adr/0002).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,18 @@ class Bus:
         """Connects (waits for a server as long as it takes) and subscribes."""
         self._client = await self.broker.connect()
         await self.broker.start()
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Returns when ``stop`` is set. Raises ``Unavailable`` when the connection has
+        ended for good: the process then ends and its supervisor starts a new one."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self.closed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not stop.is_set():
+            raise Unavailable("bus: the server has closed the connection for good")
 
     async def close(self) -> None:
         """Ends subscriptions and the connection."""

@@ -42,4 +42,4 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
         for consumer in (access, violations):
             consumer.start()
             stack.push_async_callback(consumer.close)
-        await stop.wait()
+        await bus.serve(stop)

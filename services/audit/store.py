@@ -123,7 +123,8 @@ class Store:
                 params = {"after": after, "limit": VERIFY_ROWS}
                 found = (await connection.execute(statement, params)).all()
             for seq, prev, hash_, record, *columns in found:
-                yield Entry(seq, prev, hash_, Row(*columns, msgspec.json.decode(record)))
+                named = dict(zip(_COLUMNS, columns, strict=True))
+                yield Entry(seq, prev, hash_, Row(**named, record=msgspec.json.decode(record)))
             if len(found) < VERIFY_ROWS:
                 return
             after = found[-1][0]

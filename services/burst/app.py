@@ -61,7 +61,9 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
         outbox.start()
         stack.push_async_callback(outbox.close)
         rounds = asyncio.create_task(handlers.run(settings.burst_every_s), name="burst rounds")
-        await stop.wait()
-        rounds.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await rounds
+        try:
+            await bus.serve(stop)
+        finally:
+            rounds.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await rounds
