@@ -13,7 +13,12 @@ from collections.abc import Iterator
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import (
-    AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType,
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
     StreamConfig,
 )  # fmt: skip
 from nats.js.errors import APIError, NotFoundError

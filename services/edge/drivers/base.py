@@ -250,14 +250,8 @@ class Files(Protocol):
     ) -> AsyncIterator[bytes]: ...  # fmt: skip
 
     async def write(
-        self,
-        handle: Handle,
-        path: str,
-        chunks: AsyncIterator[bytes],
-        *,
-        user: str | None,
-        mode: int | None = None,
-        append: bool = False,
+        self, handle: Handle, path: str, chunks: AsyncIterator[bytes], *, user: str | None,
+        mode: int | None = None, append: bool = False,
     ) -> FileInfo:
         """Creates missing parents, replaces atomically, returns the final file's
         info: success means that the bytes are in the sandbox."""
