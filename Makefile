@@ -52,14 +52,12 @@ lock: ## make requirements.lock from pyproject.toml again
 wheel: setup ## build the SDK's wheel into dist/
 	@.venv/bin/pip wheel -qq --no-deps --no-build-isolation -w dist ./libdsec
 
-up: deploy/env ## run the system with Docker Compose and wait until it is healthy
-	@$(COMPOSE) up --build --detach $(if $(filter docker compose,$(COMPOSE)),--wait)
+up: setup ## run the system with Docker Compose and wait until it is healthy
+	@$(PYTHON) -m devstack.composefiles
+	@$(COMPOSE) up --build --detach $(if $(filter docker,$(firstword $(COMPOSE))),--wait)
 
-down: ## stop what `up` started
+down: ## stop what `up` started; data stays in its volumes
 	@$(COMPOSE) down
-
-deploy/env:
-	@scripts/compose-env.sh
 
 bench: setup ## run one benchmark: make bench BENCH=create
 	@$(PYTHON) -m bench $(BENCH) --json

@@ -22,7 +22,7 @@ from devstack.process import Child, free_port
 
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 MAX_MEMORY_STORE_BYTES = 256 * 1024 * 1024
-MAX_FILE_STORE_BYTES = 16 * 1024 * 1024 * 1024
+MAX_FILE_STORE_BYTES = 32 * 1024 * 1024 * 1024  # a limit: must exceed the streams' sum
 _INFO_TIMEOUT_S = 1.0
 
 Permissions = Mapping[str, Sequence[str]]
@@ -35,6 +35,7 @@ def render_config(
     store_dir: Path,
     *,
     port: int,
+    host: str = "127.0.0.1",
     permissions: Mapping[str, Permissions] | None = None,
 ) -> str:
     """The server's configuration. NATS reads JSON as a subset of its own syntax."""
@@ -44,9 +45,9 @@ def render_config(
     ]
     return json.dumps(
         {
-            "host": "127.0.0.1",
+            "host": host,
             "port": port,
-            "server_name": "dsec-local",
+            "server_name": "dsec",
             "max_payload": MAX_PAYLOAD_BYTES,
             "jetstream": {
                 "store_dir": str(store_dir),

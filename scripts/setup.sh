@@ -26,6 +26,7 @@ missing_packages() {
   done
   [[ -e /usr/include/stdio.h ]] || echo libc6-dev
   [[ -e /usr/include/linux/bpf.h ]] || echo linux-libc-dev
+  docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || echo docker-compose
   busybox_is_static || echo busybox-static
   [[ -n $(find_python) ]] || echo python3 python3-venv
 }

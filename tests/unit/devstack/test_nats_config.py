@@ -9,7 +9,8 @@ import nkeys
 import pytest
 
 from devstack.credentials import NATS_USERS, load_or_make
-from devstack.nats_server import MAX_PAYLOAD_BYTES, render_config
+from devstack.nats_server import MAX_FILE_STORE_BYTES, MAX_PAYLOAD_BYTES, render_config
+from schemas.subjects import STREAMS
 
 pytestmark = pytest.mark.unit
 
@@ -46,3 +47,8 @@ def test_credentials_are_made_once_and_readable_by_their_owner_only(tmp_path: Pa
     assert first.account_public.startswith("A")
     assert nkeys.from_seed(first.account_seed.encode()).public_key.decode() == first.account_public
     assert len(set(first.nats_passwords.values())) == len(NATS_USERS)
+
+
+def test_the_store_is_larger_than_all_streams_together() -> None:
+    """The server reserves each stream's ``max_bytes``, so the last would be refused."""
+    assert sum(stream.max_bytes for stream in STREAMS) < MAX_FILE_STORE_BYTES
