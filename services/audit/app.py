@@ -39,7 +39,9 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
         stack.push_async_callback(bus.close)
         if not await unless_stopped(stop, bus.start()):
             return
-        for consumer in (access, violations):
-            consumer.start()
-            stack.push_async_callback(consumer.close)
-        await bus.serve(stop)
+        access.start()
+        violations.start()
+        try:
+            await bus.serve(stop)
+        finally:
+            await asyncio.gather(access.close(), violations.close())

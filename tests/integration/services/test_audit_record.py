@@ -27,13 +27,13 @@ def access(number: int, *, project: str = "root", **fields: object) -> Row:
 
 
 @pytest.fixture
-async def dsn(dsn_of: Callable[[str], str], admin_dsn: str) -> AsyncIterator[str]:
+async def dsn(dsn_of: Callable[[str], str], admin_dsn: str) -> str:
     made = dsn_of("audit")
     admin = await asyncpg.connect(admin_dsn)
     await admin.execute("truncate audit.record")
     await admin.execute("update audit.head set seq = 0, hash = $1", bytes(32))
     await admin.close()
-    yield made
+    return made
 
 
 @pytest.fixture

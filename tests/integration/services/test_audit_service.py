@@ -10,6 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from devstack.process import free_port
+from devstack.supervised import health
 from schemas.audit import (
     Access,
     AccessRecords,
@@ -48,10 +50,14 @@ async def audit(stack: Stack, bus: Bus, dsn_of: Callable[[str], str]) -> AsyncIt
     common = stack.settings("audit")
     settings = Settings(
         nats_url=common.nats_url, nats_user="audit", nats_password=common.nats_password,
-        pg_dsn=dsn_of("audit"),
+        pg_dsn=dsn_of("audit"), health_port=free_port(),
     )  # fmt: skip
     stop = asyncio.Event()
     task = asyncio.create_task(app.main(settings, stop))
+    async with asyncio.timeout(SETTLE_S):
+        while not (await health(settings.health_port))[0]:
+            assert not task.done(), task.exception()
+            await asyncio.sleep(0.02)
     yield
     stop.set()
     await task
