@@ -155,9 +155,7 @@ async def test_a_query_that_names_no_project_is_refused(bus: Bus, audit: None) -
     assert caught.value.field == "projects"
 
 
-async def test_reading_the_record_changes_nothing(
-    bus: Bus, audit: None, admin_dsn: str
-) -> None:
+async def test_reading_the_record_changes_nothing(bus: Bus, audit: None, admin_dsn: str) -> None:
     """(O04)"""
     await bus.store(
         [Outgoing(evt("auth", "access", "a1"),
