@@ -153,8 +153,8 @@ class LocalSystem:
         self._access = await localconfig.bootstrap(common, node_names(self.options.nodes))
         await self._launch({name: common.service(name) for name in CONTROL})
         edges = {
-            f"edge-{node}": common.edge(node, key, self.options.drivers)
-            for node, key in self._access.node_keys.items()
+            f"edge-{node}": common.edge(node, self._access.node_keys[node], self.options.drivers)
+            for node in node_names(self.options.nodes)
         }
         await self._launch(edges)
         localconfig.write_client_files(self.state_dir, self.url, self._access)

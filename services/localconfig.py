@@ -117,26 +117,25 @@ class Common:
 async def bootstrap(common: Common, nodes: Sequence[str]) -> Access:
     """Has auth make the root project, the administrator and the nodes, or tell those
     that are there. Raises :class:`StartError` with its output."""
-    argv = [sys.executable, "-m", "services.auth", "bootstrap"]
+    out = common.state_dir / "access.json"
+    argv = [sys.executable, "-m", "services.auth", "bootstrap", "--out", str(out)]
     for node in nodes:
         argv += ["--node", node]
     process = await asyncio.create_subprocess_exec(
         *argv, env=common.service("auth"), stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         cwd=Path(__file__).resolve().parent.parent,
     )  # fmt: skip
     try:
         async with asyncio.timeout(BOOTSTRAP_S):
-            out, err = await process.communicate()
-    except BaseException:
+            _, err = await process.communicate()
+    finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-        raise
     if process.returncode:
         raise StartError(f"bootstrap ended with {process.returncode}: {err.decode()[-2000:]}")
-    told = json.loads(out.splitlines()[-1])
-    return Access(told["project"], told["admin_key"], {n: told["nodes"][n] for n in nodes})
+    return Access(**json.loads(out.read_text()))
 
 
 def write_client_files(state_dir: Path, url: str, access: Access) -> None:

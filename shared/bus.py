@@ -43,6 +43,8 @@ MAX_PENDING_PUBLISHES = 4_000
 """Stored messages that one call has in flight."""
 PENDING_BYTES = 64 * 1024 * 1024
 """What may wait for a server that is away."""
+DRAIN_S = 3
+"""Longest wait, at the end, for messages that nobody takes."""
 HEADER_BYTES = 2_048
 """Room kept for the headers that the bus adds itself."""
 
@@ -69,7 +71,7 @@ class Bus:
         self.closed = asyncio.Event()
         """Set when the connection has ended for good: nats-py closes it on most errors
         that a server reports (expired or revoked rights), and only a new one helps."""
-        self.broker = NatsBroker(
+        self.broker = _Broker(
             settings.nats_url.split(","),
             security=_security(settings),
             name=f"dsec-{name}",
@@ -84,6 +86,7 @@ class Bus:
             logger=log,
             log_level=logging.DEBUG,
             graceful_timeout=settings.shutdown_s,
+            drain_timeout=DRAIN_S,
             error_cb=self._on_error,
             closed_cb=self._on_closed,
         )
@@ -208,6 +211,15 @@ class Bus:
             raise InvalidRequest(
                 f"a message of {size} bytes is over the bus's limit of {limit}", field="payload"
             )
+
+
+class _Broker(NatsBroker):
+    """FastStream's error callback raises on a refused log-in, also inside nats-py's
+    reconnecting, which then ends without a sign. But a refusal may pass: a server that
+    has restarted refuses nodes and clients until auth is back."""
+
+    def _log_connection_broken(self, error_cb: Any = None) -> Any:
+        return error_cb
 
 
 def unwrap(data: bytes, type_: type[T]) -> T:

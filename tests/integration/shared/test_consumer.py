@@ -12,12 +12,15 @@ from schemas.base import BadMessage, decode
 from schemas.bus import DeadLetter
 from schemas.subjects import dlq
 from shared.bus import Bus
-from shared.consumer import BACKOFF_MAX_S, BatchConsumer, Received, backoff_s
+from shared.consumer import BACKOFF_MAX_S, BatchConsumer, backoff_s
 from shared.errors import Conflict, Unavailable
 from shared.topology import declare
 from tests.integration.conftest import Stack
 from tests.integration.shared.streams import (
-    Recorder, make_durable, messages, settled,
+    Recorder,
+    make_durable,
+    messages,
+    settled,
 )  # fmt: skip
 
 pytestmark = pytest.mark.integration
