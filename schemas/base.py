@@ -129,6 +129,6 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
         return BadMessage(f"the body is not JSON: {text}")
     message, _, path = text.partition(" - at `")
     name = path.rstrip("`").removeprefix("$").removeprefix(".") or None
-    if name is None and "`" in message:  # "missing required field `x`"
+    if name is None and "required field `" in message:
         name = message.split("`")[-2]
     return BadMessage(message, field=name)
