@@ -60,11 +60,14 @@ def _prepare_one(connection: Connection, service: str, password: str) -> None:
     verb = "alter" if known else "create"
     connection.execute(text(f"{verb} role {role} login password {literal}".replace(":", "\\:")))
     connection.execute(text(f"create schema if not exists {service}"))
+    connection.execute(text(f"grant usage, create on schema {service} to {role}"))
+    # defaults, not grants after the fact: a revision may take some of them back
+    for kind in ("tables", "sequences"):
+        connection.execute(
+            text(f"alter default privileges in schema {service} grant all on {kind} to {role}")
+        )
     connection.execute(text(f"set local search_path to {service}"))
     _upgrade(connection, service)
-    for kind in ("tables", "sequences"):
-        connection.execute(text(f"grant all on all {kind} in schema {service} to {role}"))
-    connection.execute(text(f"grant usage, create on schema {service} to {role}"))
 
 
 def _upgrade(connection: Connection, service: str) -> None:
@@ -76,7 +79,7 @@ def _upgrade(connection: Connection, service: str) -> None:
     script = ScriptDirectory.from_config(config)
 
     def steps(revision: str, _context: object) -> object:
-        return script._upgrade_revs("head", revision)  # noqa: SLF001 - what `alembic upgrade` calls
+        return script._upgrade_revs("head", revision)
 
     with EnvironmentContext(config, script, fn=steps) as environment:
         environment.configure(connection=connection, version_table_schema=service)
