@@ -153,6 +153,7 @@ def _setpriv_options() -> list[str]:
         f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups",
         "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search",
         "--bounding-set=-all,+dac_read_search", "--no-new-privs",
+        "--securebits=+no_setuid_fixup",
     ]  # fmt: skip
 
 

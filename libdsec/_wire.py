@@ -24,9 +24,6 @@ HEADER_FRAME = "Dsec-Frame"
 HEADER_OP = "Dsec-Op"
 """Operation id of a frame from client to edge."""
 
-HEADER_OFFSET = "Dsec-Offset"
-"""Where in its stream the body of a frame begins, decimal."""
-
 Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
 
 Token = Annotated[
@@ -313,6 +310,11 @@ class SandboxPage(Versioned, frozen=True):
     sandboxes: list[SandboxInfo]
     next: str | None = None
 
+HEADER_OFFSET = "Dsec-Offset"
+"""On ``o`` and ``e`` frames (always on those that are sent again): the count of output
+bytes before this frame. What the client has already is to be skipped. On ``x``, where
+present: the count of all output bytes in frames."""
+
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 
@@ -336,7 +338,7 @@ class ExecRequest(Versioned, frozen=True):
     seen before re-attaches to that command or repeats its result: it never runs
     twice. ``stream``: output comes in frames as it is made, else in the reply as
     far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
-    announces input frames. ``offset``: bytes of stdout and stderr the client has."""
+    announces input frames."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -351,7 +353,6 @@ class ExecRequest(Versioned, frozen=True):
     stdin: bool = False
     stdin_data: bytes | None = None
     stream: bool = False
-    offset: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] = (0, 0)
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come

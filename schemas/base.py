@@ -19,8 +19,6 @@ HEADER_FRAME = "Dsec-Frame"
 """Kind of a frame of an operation's stream, see :mod:`schemas.exec`."""
 HEADER_OP = "Dsec-Op"
 """Operation id of a frame from client to edge."""
-HEADER_OFFSET = "Dsec-Offset"
-"""Where in its stream the body of a frame begins, decimal."""
 
 Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
 Token = Annotated[

@@ -114,6 +114,11 @@ class Bus:
             self._js = self.client.jetstream(timeout=REQUEST_S)
         return self._js
 
+    @property
+    def reconnects(self) -> int:
+        """How often the connection has been made anew."""
+        return int(self.client.stats["reconnects"])
+
     async def start(self) -> None:
         """Connects (waits for a server as long as it takes) and subscribes."""
         self._client = await self.broker.connect()

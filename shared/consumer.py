@@ -91,6 +91,11 @@ class BatchConsumer:
         self.handled = 0
         self.last_fetch_at = 0.0
 
+    @property
+    def name(self) -> str:
+        """The durable's name."""
+        return self._name
+
     def start(self) -> None:
         """Begins in the background."""
         self._task = asyncio.create_task(self._run(), name=f"consume {self._name}")

@@ -241,7 +241,10 @@ def _remove_if_unowned(path: Path) -> bool:
     except BlockingIOError:
         return False
     else:
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
         return True
     finally:
         os.close(fd)

@@ -46,15 +46,17 @@ class _FileSource:
         return self.fd
 
     def pread(self, length: int, offset: int) -> bytes:
-        return os.pread(self.open(), length, offset)
+        data = os.pread(self.open(), length, offset)
+        if length and not data:
+            raise _changed(self.path, "it became shorter")
+        return data
 
-    def finish(self) -> None:
-        if self.fd < 0:
-            return
-        try:
-            if _stamp(os.fstat(self.fd)) != self.stamp:
-                raise _changed(self.path, "size or time differs")
-        finally:
+    def confirm(self) -> None:
+        if self.fd >= 0 and _stamp(os.fstat(self.fd)) != self.stamp:
+            raise _changed(self.path, "size or time differs")
+
+    def close(self) -> None:
+        if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
@@ -150,8 +152,10 @@ class DirectoryLayer:
         inode.size, inode.source = status.st_size, source
         spans = [(0, status.st_size)] if status.st_size else []
         if status.st_blocks * 512 < status.st_size:
-            spans = data_spans(source.open(), status.st_size)
-            source.finish()
+            try:
+                spans = data_spans(source.open(), status.st_size)
+            finally:
+                source.close()
         inode.extents = tuple(Extent(start, end - start, start) for start, end in spans)
 
     def _signature(self) -> str:

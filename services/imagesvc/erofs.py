@@ -118,17 +118,21 @@ class _Contents:
         """Copy one file's content to its place; the digest is taken from what was read."""
         if inode.size >= 1 << 62:
             raise Unsupported(f"{path!r}: a file of {inode.size} bytes")
-        reader = _Reader(path, inode)
-        if inode.size <= SHARED_MAX_BYTES:
-            placed = self._whole(inode, reader)
-        elif inode.has_holes:
-            placed = self._sparse(inode, reader)
-        else:
-            placed = self._streamed(inode, reader)
-        if inode.source is not None:
-            inode.source.finish()
-        self.placements[id(inode)] = placed
+        try:
+            self.placements[id(inode)] = self._placement(inode, _Reader(path, inode))
+            if inode.source is not None:
+                inode.source.confirm()
+        finally:
+            if inode.source is not None:
+                inode.source.close()
         self._progress(sum(extent.length for extent in inode.extents))
+
+    def _placement(self, inode: Inode, reader: _Reader) -> Placement:
+        if inode.size <= SHARED_MAX_BYTES:
+            return self._whole(inode, reader)
+        if inode.has_holes:
+            return self._sparse(inode, reader)
+        return self._streamed(inode, reader)
 
     def _whole(self, inode: Inode, reader: _Reader) -> Placement:
         content = reader.read(0, inode.size)

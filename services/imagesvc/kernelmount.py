@@ -56,13 +56,14 @@ def mounted_layer(meta_path: Path, data_path: Path | None) -> Iterator[int]:
             raise Unsupported(f"this machine can't mount an EROFS file: {error}") from error
         raise
     try:
+        # The mount lives as long as its own descriptor, which can't be listed itself.
         root_fd = os.open(f"/proc/self/fd/{mount_fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield root_fd
+        finally:
+            os.close(root_fd)
     finally:
         os.close(mount_fd)
-    try:
-        yield root_fd
-    finally:
-        os.close(root_fd)
 
 
 def _mount(meta_path: Path, data_path: Path | None) -> int:

@@ -46,8 +46,12 @@ class ByteSource(Protocol):
         """Up to ``length`` bytes at ``offset``; empty at the end of the source."""
         ...
 
-    def finish(self) -> None:
-        """Called once all extents of one file were read; raises if the file changed."""
+    def confirm(self) -> None:
+        """Called once a file's extents were read; raises ``Conflict`` if it changed."""
+        ...
+
+    def close(self) -> None:
+        """Release what reading one file took; more may be read afterwards."""
         ...
 
 

