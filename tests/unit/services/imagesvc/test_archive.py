@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from schemas.sandbox import ImageConfig
 from services.imagesvc.archive import ArchiveImage, DirectoryMembers, TarMembers, find_image
 from services.imagesvc.imageconfig import parse_config
 from services.imagesvc.spool import Spool
 from services.imagesvc.tarlayer import FileRange
-from schemas.sandbox import ImageConfig
 from shared.errors import DsecError, InvalidRequest, NotFound, Unsupported
 from tests.unit.services.imagesvc.tars import (
     as_range,
