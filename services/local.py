@@ -22,7 +22,6 @@ from devstack import COMPONENTS, Infra
 from devstack.process import StartError, free_port
 from devstack.supervised import Supervised
 from services import localconfig
-from shared.migrate import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTROL = ("auth", "scheduler", "imagesvc", "audit", "burst")
@@ -146,7 +145,7 @@ class LocalSystem:
         self._infra = Infra(self.state_dir / "infra")
         endpoints = await self._infra.start()
         secrets = localconfig.load_secrets(self.state_dir / "secrets.json", CONTROL)
-        dsns = await prepare(endpoints.pg_dsn_admin, secrets.pg_passwords)
+        dsns = await localconfig.migrate(endpoints.pg_dsn_admin, secrets.pg_passwords)
         common = localconfig.Common(
             endpoints=endpoints, dsns=dsns, state_dir=self.state_dir, options=self.options
         )
