@@ -36,6 +36,8 @@ from libdsec.errors import DSecError, InternalError, Unavailable, from_wire
 TRY_S = 2.0
 """Wait for an answer before asking again; doubles up to MAX_TRY_S."""
 MAX_TRY_S = 10.0
+RESEND_S = 5.0
+"""Wait for the answer to a stored request before sending it again."""
 BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
 READ_S = 15.0
@@ -176,12 +178,13 @@ class Calls:
         type_: type[T],
         *,
         timeout_s: float = CHANGE_S,
+        resend_s: float = RESEND_S,
         done: Callable[[T], bool] | None = None,
         progress: Callable[[T], None] | None = None,
     ) -> T:
         """The (last) answer to a stored request, which is sent again with its request
         id while none comes. ``done`` tells the last answer from those before."""
-        data, clock = encode(message), Attempts(timeout_s)
+        data, clock = encode(message), Attempts(timeout_s, try_s=resend_s)
         with self.mailbox(subject) as box:
             while True:
                 await self.store(
@@ -212,10 +215,10 @@ async def _last(
 class Attempts:
     """The clock of one call: how long to wait now, when to give up."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, try_s: float = TRY_S) -> None:
         self.timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
-        self._try_s = TRY_S
+        self._try_s = try_s
         self._backoff_s = BACKOFF_S
 
     def remaining(self) -> float:
@@ -235,7 +238,7 @@ class Attempts:
         wait_s = 0.0 if isinstance(exc, TimeoutError) else self._backoff_s
         if self.remaining() <= wait_s:
             raise Unavailable(f"{text} within {self.timeout_s:g} s") from exc
-        self._try_s = min(self._try_s * 2, MAX_TRY_S)
+        self._try_s = max(self._try_s, min(self._try_s * 2, MAX_TRY_S))
         self._backoff_s = min(self._backoff_s * 2, MAX_BACKOFF_S)
         await asyncio.sleep(wait_s)
 

@@ -117,10 +117,10 @@ async def create(
     timeout_s: float,
     request_id: str,
     wait: bool,
-    owned: bool,
+    in_job: Sequence[bool],
 ) -> list[Made]:
     """The results of one request, in order. Raises where it was refused as a whole.
-    ``owned``: the sandboxes end with the client."""
+    What is not ``in_job`` (one flag an item) ends with the client."""
     project = core.config.project
     creation = Creation(request_id, len(specs) * count)
     known = {uid for uid in creation.index_of if uid in core.owned}
@@ -133,20 +133,24 @@ async def create(
         )
     )
     core.link.check_size(body, None)
+    for uid, index in creation.index_of.items():
+        if not in_job[index]:
+            core.owned[uid] = project  # from now on, so that a close meanwhile ends them
     try:
         await _request(core, project, creation, body, timeout_s=timeout_s, wait=wait)
-    except DSecError as exc:
-        if exc.retryable or exc.is_infra:  # it may have arrived
+    except BaseException as exc:
+        _forget(core, set(creation.index_of) - known)
+        refused = isinstance(exc, DSecError) and not exc.retryable and not exc.is_infra
+        if not refused:  # it may have arrived
             _compensate(core, project, creation, known)
         raise
-    except BaseException:
-        _compensate(core, project, creation, known)
-        raise
-    if owned:
-        for made in creation.items.values():
-            if made.error is None:
-                core.owned[made.uid] = project
+    _forget(core, {m.uid for m in creation.items.values() if m.error is not None} - known)
     return creation.in_order()
+
+
+def _forget(core: Core, uids: set[str]) -> None:
+    for uid in uids:
+        core.owned.pop(uid, None)
 
 
 async def _request(

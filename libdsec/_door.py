@@ -1,7 +1,7 @@
 """All operations of one connection at the doors of edges.
 
 Owns: the one subscription on which every operation's frames come, telling them
-apart, looking for silence. Does not own: an operation's life
+apart by the last token of the subject, looking for silence. Does not own: an operation's life
 (:mod:`libdsec._operation`).
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -23,17 +22,8 @@ from libdsec.errors import DSecError, Unavailable
 TICK_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where a sandbox's operations go."""
-
-    project: str
-    node: str
-    uid: str
-
-
 class Operations:
-    """All operations of a link: one subscription, told apart by operation id."""
+    """All operations of a link: one subscription, told apart by the last token."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -45,14 +35,20 @@ class Operations:
 
     def add(self, operation: Operation[Any]) -> None:
         """From now on frames find the operation."""
-        self._live[operation.op_id] = operation
+        self._live[operation.token] = operation
         if self._ticker is None:
             self._ticker = asyncio.create_task(self._tick())
 
     def remove(self, operation: Operation[Any]) -> None:
         """The operation is over."""
-        if self._live.get(operation.op_id) is operation:
-            del self._live[operation.op_id]
+        if self._live.get(operation.token) is operation:
+            del self._live[operation.token]
+
+    def rename(self, operation: Operation[Any], token: str) -> None:
+        """Frames under the old token are nobody's from now on."""
+        if self._live.pop(operation.token, None) is operation:
+            self._live[token] = operation
+        operation.token = token
 
     def spawn(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
         """Runs ``work`` in the background; :meth:`close` waits for none of it."""

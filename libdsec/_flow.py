@@ -21,42 +21,33 @@ class Gap(Exception):
 
 @dataclass
 class Receiving:
-    """The output side: stdout (``o``) and stderr (``e``), in order and once."""
+    """The output side, in order and once. ``have`` counts the bytes that came, of
+    both streams; ``taken`` those the caller took."""
 
-    have: dict[str, int] = field(default_factory=lambda: {"o": 0, "e": 0})
+    have: int = 0
     taken: int = 0
     acked: int = 0
 
-    def accept(self, kind: str, data: bytes, offset: int | None) -> bytes:
+    def accept(self, data: bytes, offset: int | None) -> bytes:
         """The new bytes of a frame. Raises :class:`Gap`. A frame without an offset
-        goes where the stream stands."""
-        have = self.have[kind]
-        if offset is not None and offset > have:
-            raise Gap(f"{kind}: {have} of {offset} bytes")
-        new = data if offset is None else data[have - offset :]
-        self.have[kind] = have + len(new)
+        goes where the output stands."""
+        if offset is not None and offset > self.have:
+            raise Gap(f"{self.have} of {offset} bytes")
+        new = data if offset is None else data[self.have - offset :]
+        self.have += len(new)
         return new
 
     def take(self, count: int) -> int | None:
-        """The reader took ``count`` bytes; a total to acknowledge, when one is due."""
+        """The caller took ``count`` bytes; a total to acknowledge, when one is due."""
         self.taken += count
-        return self.due(force=False)
-
-    def due(self, *, force: bool) -> int | None:
-        """The total to acknowledge, if enough was taken since the last (or any)."""
-        if self.taken - self.acked < (1 if force else ACK_EVERY_BYTES):
+        if self.taken - self.acked < ACK_EVERY_BYTES:
             return None
         self.acked = self.taken
         return self.taken
 
-    @property
-    def offset(self) -> tuple[int, int]:
-        """What a re-attach says we have."""
-        return self.have["o"], self.have["e"]
-
-    def complete(self, framed: tuple[int, int] | None) -> bool:
-        """Whether all came that was sent in frames (as the final reply counts)."""
-        return framed is None or (self.have["o"] >= framed[0] and self.have["e"] >= framed[1])
+    def complete(self, total: int | None) -> bool:
+        """Whether all came that was sent in frames (as the final reply says)."""
+        return total is None or self.have >= total
 
 
 @dataclass
@@ -90,5 +81,6 @@ class Sending:
             self.unacked.popleft()
 
     def again(self) -> list[tuple[int, bytes]]:
-        """Chunks to repeat: the other side drops what it has."""
-        return list(self.unacked)
+        """What to repeat from the acknowledged count on: (offset, bytes)."""
+        cuts = ((o, c, max(self.acked - o, 0)) for o, c in self.unacked)
+        return [(o + cut, c[cut:]) for o, c, cut in cuts]

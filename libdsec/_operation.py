@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from libdsec import _flow
+from libdsec import _flow, _ids
 from libdsec._wire import (
     CHUNK_BYTES,
     HEADER_FRAME,
@@ -24,15 +24,16 @@ from libdsec._wire import (
     HEADER_OP,
     KEEPALIVE_S,
     BadMessage,
+    WireError,
     decode,
     encode,
     exec_,
     out,
 )
-from libdsec.errors import DSecError, InternalError, StdinClosed, Unavailable
+from libdsec.errors import DSecError, InternalError, StdinClosed, Unavailable, from_wire
 
 if TYPE_CHECKING:
-    from libdsec._door import Operations, Route
+    from libdsec._door import Operations
 
 SILENCE_S = 3 * KEEPALIVE_S
 """No frame for this long: ask again."""
@@ -51,13 +52,13 @@ Verdict = Callable[[], Awaitable[DSecError | None]]
 
 
 class Operation(Generic[R]):
-    """One operation. ``request`` is what is sent, and sent again with ``offset``
-    where the type has one; ``reply_type`` is the final reply's."""
+    """One operation. ``request`` is what is sent, and sent again;
+    ``reply_type`` is the final reply's. ``route``: project, node, uid."""
 
     def __init__(
         self,
         operations: Operations,
-        route: Route,
+        route: tuple[str, str, str],
         *,
         verb: str,
         request: Any,
@@ -65,14 +66,16 @@ class Operation(Generic[R]):
         verdict: Verdict,
     ) -> None:
         link = operations.link
-        config = link.config
+        project, node, uid = route
+        principal = link.config.principal
         self.op_id: str = request.op_id
-        self.subject = exec_(route.project, route.node, route.uid, verb, config.principal)
-        self.io_subject = exec_(route.project, route.node, route.uid, "io", config.principal)
-        self._reply_to = out(route.node, config.principal, link.connection, self.op_id)
+        self.subject = exec_(project, node, uid, verb, principal)
+        self.io_subject = exec_(project, node, uid, "io", principal)
+        self.token = self.op_id
+        self._reply_to = out(node, principal, link.connection, "").removesuffix(".")
         self._operations = operations
         self._link = link
-        self._request = request
+        self._body = encode(request)
         self._type = reply_type
         self._verdict = verdict
         self.receiving = _flow.Receiving()
@@ -83,10 +86,12 @@ class Operation(Generic[R]):
         self._final.add_done_callback(_observe)
         self._changed = asyncio.Event()
         self._ready = False
+        self._repeat_input = False
         self._input_ended = False
         self._asking: asyncio.Task[Any] | None = None
         self._retry_s = RETRY_S
         self._silences = 0
+        self._refusal: WireError | None = None
 
     def __repr__(self) -> str:
         return f"Operation({self.op_id}, {'over' if self._final.done() else 'live'})"
@@ -106,24 +111,25 @@ class Operation(Generic[R]):
             raise
 
     async def _ask(self) -> None:
+        """Sends the request, always the same bytes: the edge knows a repeated one."""
         self._asked_at = time.monotonic()
-        request = self._request
-        if self.receiving.offset != (0, 0) and hasattr(request, "offset"):
-            request = msgspec.structs.replace(request, **self._resume(request))
-        await self._link.publish(self.subject, encode(request), reply=self._reply_to)
+        await self._link.publish(self.subject, self._body, reply=f"{self._reply_to}.{self.token}")
 
-    def _resume(self, request: Any) -> dict[str, Any]:
-        """How the request changes when part of the output is here already."""
-        if isinstance(request.offset, tuple):
-            return {"offset": self.receiving.offset}
-        return {}
+    async def _attach(self) -> None:
+        """Asks again. Answers come under a new token, so that late ones to the old
+        cannot be mistaken for them."""
+        self._operations.rename(self, _ids.new())
+        self._ready = False
+        self._repeat_input = True
+        await self._ask()
 
     # -- what comes ------------------------------------------------------------
 
     def on_frame(self, kind: str, data: bytes, offset: int | None) -> None:
         """A frame of this operation."""
-        self._heard_at = time.monotonic()
-        self._retry_s, self._silences = RETRY_S, 0
+        if kind != "x":
+            self._heard_at = time.monotonic()
+            self._retry_s, self._silences = RETRY_S, 0
         if kind in ("o", "e"):
             self._on_output(kind, data, offset)
         elif kind == "a":
@@ -131,39 +137,46 @@ class Operation(Generic[R]):
         elif kind == "r":
             self._on_ready()
         elif kind == "x":
-            self._on_final(data)
+            self._on_final(data, offset)
 
     def _on_output(self, kind: str, data: bytes, offset: int | None) -> None:
         try:
-            new = self.receiving.accept(kind, data, offset)
+            new = self.receiving.accept(data, offset)
         except _flow.Gap:
             self.reattach()
             return
         if new:
-            self.last_output = self._heard_at
+            self.last_output = time.monotonic()
             self.output.append((kind, new))
             self._changed.set()
 
     def _on_count(self, data: bytes) -> None:
-        if data.isdigit():
-            self.sending.acknowledge(int(data))
-            self._changed.set()
-
-    def _on_ready(self) -> None:
-        """The edge takes input: the first time, or again after a re-attach."""
-        if self._ready:
+        if not data.isdigit():
+            return
+        self.sending.acknowledge(int(data))
+        if self._repeat_input:
+            self._repeat_input = False
             self._operations.spawn(self._send_again())
-        self._ready = True
         self._changed.set()
 
-    def _on_final(self, data: bytes) -> None:
+    def _on_ready(self) -> None:
+        """The edge takes input; after a re-attach only once it said from where."""
+        if not self._repeat_input:
+            self._ready = True
+            self._changed.set()
+
+    def _on_final(self, data: bytes, total: int | None) -> None:
         try:
             reply = decode(data, self._type)
         except BadMessage as exc:
             self.fail(InternalError(f"the final reply cannot be read: {exc}"))
             return
-        if not self.receiving.complete(getattr(reply, "framed", None)):
+        if not self.receiving.complete(total):
             self.reattach()
+            return
+        self._refusal = getattr(reply, "error", None)
+        if self._refusal is not None and self._refusal.code == "unavailable":
+            self.nobody()  # a node that is starting or ending: not the last word
             return
         self._finish(reply)
 
@@ -220,13 +233,18 @@ class Operation(Generic[R]):
                 self.fail(exc)
                 return
         if time.monotonic() - self._heard_at > UNREACHABLE_S:
-            self.fail(Unavailable(f"the sandbox's node did not answer for {UNREACHABLE_S:g} s"))
+            self.fail(self._given_up())
             return
         try:
-            await self._ask()
+            await self._attach()
         except DSecError as exc:
             if not exc.retryable:
                 self.fail(exc)
+
+    def _given_up(self) -> DSecError:
+        if self._refusal is not None:
+            return from_wire(self._refusal)
+        return Unavailable(f"the sandbox's node did not answer for {UNREACHABLE_S:g} s")
 
     # -- what goes -------------------------------------------------------------
 
@@ -265,13 +283,18 @@ class Operation(Generic[R]):
         if not self._input_ended:
             self._input_ended = True
             if not self._final.done():
-                await self._io("f", offset=self.sending.sent)
+                await self._io("f")
 
     async def _send_again(self) -> None:
+        token = self.token
         for offset, chunk in self.sending.again():
+            if self.token != token:
+                return  # attached once more meanwhile
             await self._io("i", chunk, offset)
         if self._input_ended and not self._final.done():
-            await self._io("f", offset=self.sending.sent)
+            await self._io("f")
+        self._ready = True
+        self._changed.set()
 
     async def signal(self, name: str) -> None:
         """Sends a signal to the command, by name without SIG."""

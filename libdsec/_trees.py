@@ -86,12 +86,11 @@ async def download(
 def inside(root: str, path: str) -> str:
     """The name of ``path`` relative to ``root``. Raises ``InvalidRequest`` for one
     that leads out of it."""
-    pure = PurePosixPath(path)
-    if pure.is_absolute():
-        base = PurePosixPath(root)
-        if not pure.is_relative_to(base):
-            raise InvalidRequest(f"the sandbox names {path!r}, which is not in {root!r}")
+    pure, base = PurePosixPath(path), PurePosixPath(root)
+    if pure.is_relative_to(base):
         pure = pure.relative_to(base)
+    elif pure.is_absolute():
+        raise InvalidRequest(f"the sandbox names {path!r}, which is not in {root!r}")
     if not pure.parts or ".." in pure.parts:
         raise InvalidRequest(f"the sandbox names {path!r}, which is not in {root!r}")
     return pure.as_posix()

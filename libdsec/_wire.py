@@ -24,9 +24,6 @@ HEADER_FRAME = "Dsec-Frame"
 HEADER_OP = "Dsec-Op"
 """Operation id of a frame from client to edge."""
 
-HEADER_OFFSET = "Dsec-Offset"
-"""Where in its stream the body of a frame begins, decimal."""
-
 Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
 
 Token = Annotated[
@@ -125,9 +122,10 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
     if not isinstance(exc, msgspec.ValidationError):
         return BadMessage(f"the body is not JSON: {text}")
     message, _, path = text.partition(" - at `")
-    name = path.rstrip("`").removeprefix("$").removeprefix(".") or None
-    if name is None and "`" in message:  # "missing required field `x`"
-        name = message.split("`")[-2]
+    parts = [path.rstrip("`").removeprefix("$").removeprefix(".")]
+    if message.startswith("Object "):  # "missing required field `x`"
+        parts.append(message.split("`")[1])
+    name = ".".join(part for part in parts if part) or None
     return BadMessage(message, field=name)
 
 Backend = Literal["container", "microvm", "vm", "fncall", "fake"]
@@ -312,6 +310,11 @@ class SandboxPage(Versioned, frozen=True):
     sandboxes: list[SandboxInfo]
     next: str | None = None
 
+HEADER_OFFSET = "Dsec-Offset"
+"""On ``o`` and ``e`` frames (always on those that are sent again): the count of output
+bytes before this frame. What the client has already is to be skipped. On ``x``, where
+present: the count of all output bytes in frames."""
+
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 
@@ -335,7 +338,7 @@ class ExecRequest(Versioned, frozen=True):
     seen before re-attaches to that command or repeats its result: it never runs
     twice. ``stream``: output comes in frames as it is made, else in the reply as
     far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
-    announces input frames. ``offset``: bytes of stdout and stderr the client has."""
+    announces input frames."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -350,12 +353,10 @@ class ExecRequest(Versioned, frozen=True):
     stdin: bool = False
     stdin_data: bytes | None = None
     stream: bool = False
-    offset: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] = (0, 0)
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
-    in frames, ``framed`` counts what did. ``truncated`` counts the bytes dropped
-    (stdout, stderr)."""
+    in frames. ``truncated`` counts the bytes dropped (stdout, stderr)."""
 
     op_id: OpId
     exit_code: int | None = None
@@ -363,7 +364,6 @@ class ExecReply(Versioned, frozen=True):
     timed_out: bool = False
     oom_killed: bool = False
     truncated: tuple[int, int] = (0, 0)
-    framed: tuple[int, int] | None = None
     duration_s: float = 0.0
     seq: int = 0
     epoch: int = 0

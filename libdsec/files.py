@@ -87,9 +87,16 @@ class Files:
     async def list(
         self, path: str, *, recursive: bool = False, user: str | None = None
     ) -> list[FileInfo]:
-        """The entries of a directory."""
-        reply = await self._call("file_list", path, recursive=recursive, user=user)
-        return [_info(entry) for entry in reply.entries or []]
+        """The entries of a directory; ``recursive`` those below it too, parents first.
+        Links are not followed."""
+        found, todo = [], [path]
+        while todo:
+            reply = await self._call("file_list", todo.pop(), user=user)
+            entries = [_info(entry) for entry in reply.entries or []]
+            found += entries
+            if recursive:
+                todo += [e.path for e in reversed(entries) if e.is_dir]
+        return found
 
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
         """One file's facts; of a symbolic link, its own."""
@@ -199,9 +206,7 @@ class Files:
         return await self._sandbox._start(verb, request, FileReply)
 
     async def _call(self, verb: str, path: str, **facts: Any) -> FileReply:
-        async with self._sandbox._used():
-            operation = await self._start(verb, path, **facts)
-            return await self._final(operation, path)
+        return await self._final(await self._start(verb, path, **facts), path)
 
     async def _final(self, operation: Operation[FileReply], path: str) -> FileReply:
         try:
@@ -217,43 +222,41 @@ class Files:
         self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
     ) -> AsyncIterator[bytes]:
         """Content in chunks, as fast as the caller takes it."""
-        async with self._sandbox._used():
-            operation = await self._start(
-                "file_read", path, offset=offset, length=length, user=user
-            )
-            try:
-                while True:
-                    while operation.output:
-                        _, data = operation.output.popleft()
-                        await operation.taken(len(data))
-                        yield data
-                    if operation.done:
-                        break
-                    await operation.changed()
-                reply = await self._final(operation, path)
-                if reply.data:
-                    yield reply.data
-            finally:
-                operation.abandon()
+        operation = await self._start(
+            "file_read", path, offset=offset, length=length, user=user
+        )
+        try:
+            while True:
+                while operation.output:
+                    _, data = operation.output.popleft()
+                    await operation.taken(len(data))
+                    yield data
+                if operation.done:
+                    break
+                await operation.changed()
+            reply = await self._final(operation, path)
+            if reply.data:
+                yield reply.data
+        finally:
+            operation.abandon()
 
     async def _write(
         self, path: str, chunks: AsyncIterator[bytes], *, size: int | None, **facts: Any
     ) -> int:
-        async with self._sandbox._used():
-            operation = await self._start("file_write", path, size=size, **facts)
-            count = 0
-            try:
-                async for chunk in chunks:
-                    await operation.send(chunk)
-                    count += len(chunk)
-                await operation.end_input()
-            except StdinClosed:
-                pass  # the reply says why
-            except BaseException:
-                operation.abandon()
-                raise
-            reply = await self._final(operation, path)
-            return _stored(reply, count, path, append=bool(facts.get("append")))
+        operation = await self._start("file_write", path, size=size, **facts)
+        count = 0
+        try:
+            async for chunk in chunks:
+                await operation.send(chunk)
+                count += len(chunk)
+            await operation.end_input()
+        except StdinClosed:
+            pass  # the reply says why
+        except BaseException:
+            operation.abandon()
+            raise
+        reply = await self._final(operation, path)
+        return _stored(reply, count, path, append=bool(facts.get("append")))
 
 
 def _stored(reply: FileReply, count: int, path: str, *, append: bool) -> int:

@@ -19,8 +19,6 @@ HEADER_FRAME = "Dsec-Frame"
 """Kind of a frame of an operation's stream, see :mod:`schemas.exec`."""
 HEADER_OP = "Dsec-Op"
 """Operation id of a frame from client to edge."""
-HEADER_OFFSET = "Dsec-Offset"
-"""Where in its stream the body of a frame begins, decimal."""
 
 Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
 Token = Annotated[
@@ -130,7 +128,8 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
     if not isinstance(exc, msgspec.ValidationError):
         return BadMessage(f"the body is not JSON: {text}")
     message, _, path = text.partition(" - at `")
-    name = path.rstrip("`").removeprefix("$").removeprefix(".") or None
-    if name is None and "`" in message:  # "missing required field `x`"
-        name = message.split("`")[-2]
+    parts = [path.rstrip("`").removeprefix("$").removeprefix(".")]
+    if message.startswith("Object "):  # "missing required field `x`"
+        parts.append(message.split("`")[1])
+    name = ".".join(part for part in parts if part) or None
     return BadMessage(message, field=name)

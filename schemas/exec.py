@@ -22,14 +22,13 @@ frame  from                     body
 ====== ======================== ================================================
 
 Frames from a client carry the operation id in ``Dsec-Op``. Each side keeps at
-most ``WINDOW_BYTES`` unacknowledged: that is the flow control (``w`` and ``a``
-count from the operation's start; ``w`` counts stdout and stderr together).
+most ``WINDOW_BYTES`` unacknowledged: that is the flow control. Counts begin with the
+operation; ``w`` counts stdout and stderr together.
 
-``o``, ``e`` and ``i`` frames carry in ``Dsec-Offset`` where in their stream they
-begin, so that the receiver drops what it has and notices a gap. A client that saw
-a gap, or nothing for three ``KEEPALIVE_S``, sends its request again: same
-operation, ``offset`` = what it has. The edge goes on from there; while it waits
-for input it answers ``r`` and ``a``, and the client sends on from that count.
+A client that missed something, or heard nothing for three ``KEEPALIVE_S``, sends the
+same request again with a new last token of the reply subject. From then on frames come
+there: first the output it has not acknowledged, with ``Dsec-Offset``; where the edge
+waits for input, ``r`` and ``a``, and the client sends on from that count.
 """
 
 from __future__ import annotations
@@ -41,8 +40,9 @@ from msgspec import Meta
 from schemas.base import Message, Uid, Versioned, WireError
 
 HEADER_OFFSET = "Dsec-Offset"
-"""On output that is sent again to a client that attached again: the count of output
-bytes before this frame. What the client has already is to be skipped."""
+"""On ``o`` and ``e`` frames (always on those that are sent again): the count of output
+bytes before this frame. What the client has already is to be skipped. On ``x``, where
+present: the count of all output bytes in frames."""
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -62,7 +62,7 @@ class ExecRequest(Versioned, frozen=True):
     seen before re-attaches to that command or repeats its result: it never runs
     twice. ``stream``: output comes in frames as it is made, else in the reply as
     far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
-    announces input frames. ``offset``: bytes of stdout and stderr the client has."""
+    announces input frames."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -77,13 +77,11 @@ class ExecRequest(Versioned, frozen=True):
     stdin: bool = False
     stdin_data: bytes | None = None
     stream: bool = False
-    offset: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] = (0, 0)
 
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
-    in frames, ``framed`` counts what did. ``truncated`` counts the bytes dropped
-    (stdout, stderr)."""
+    in frames. ``truncated`` counts the bytes dropped (stdout, stderr)."""
 
     op_id: OpId
     exit_code: int | None = None
@@ -91,7 +89,6 @@ class ExecReply(Versioned, frozen=True):
     timed_out: bool = False
     oom_killed: bool = False
     truncated: tuple[int, int] = (0, 0)
-    framed: tuple[int, int] | None = None
     duration_s: float = 0.0
     seq: int = 0
     epoch: int = 0

@@ -227,7 +227,9 @@ class Driver(Protocol):
     async def inspect(self, handle: Handle) -> Inspection: ...
 
     async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
-        """Runs one command. Cancelling the call kills the command's tree."""
+        """Runs one command. Cancelling the call kills the command's tree.
+        ``Unavailable`` says that it did not begin; a channel that breaks while it
+        runs is ``SandboxDied``."""
         ...
 
     async def usage(self, handle: Handle) -> Usage: ...
@@ -254,8 +256,14 @@ class Files(Protocol):
     ) -> AsyncIterator[bytes]: ...  # fmt: skip
 
     async def write(
-        self, handle: Handle, path: str, chunks: AsyncIterator[bytes], *, user: str | None,
-        mode: int | None = None, append: bool = False,
+        self,
+        handle: Handle,
+        path: str,
+        chunks: AsyncIterator[bytes],
+        *,
+        user: str | None,
+        mode: int | None = None,
+        append: bool = False,
     ) -> FileInfo:
         """Creates missing parents, replaces atomically, returns the final file's
         info: success means that the bytes are in the sandbox."""
