@@ -259,10 +259,7 @@ static void op_finish(struct op *op)
             close(op->out[i].fd);
         op->out[i].fd = -1;
     }
-    cg_leaf_drop(op->at.leaf, op->at.leaf_name);
-    op->at.leaf = -1;
-    op->at.leaf_name[0] = 0;
-    op->done = true;
+    op->done = true; /* its leaf goes with the acknowledgement: the answer is first */
     finished_now = true;
     op->finished_seq = ++finished;
     if (op->file && !op->attached)

@@ -88,6 +88,16 @@ static int recv_fds(int sock, uint32_t *number, int *fds, int count)
     return 0;
 }
 
+/* Commands die before the launcher when memory runs out. */
+static void be_first_to_go(void)
+{
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        if (write(fd, "300", 3) < 0) {}
+        close(fd);
+    }
+}
+
 static void spare_main(int sock, int leaf) __attribute__((noreturn));
 static void spare_main(int sock, int leaf)
 {
@@ -96,6 +106,7 @@ static void spare_main(int sock, int leaf)
     setsid();
     bool inside = leaf < 0 || !cg_leaf_enter(leaf);
     int err = errno;
+    be_first_to_go();
     if (recv_fds(sock, &l.kind, l.fds, L_FDS))
         _exit(0);
     close(sock);
