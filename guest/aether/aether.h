@@ -202,6 +202,7 @@ void channel_accept(void);
 void channel_read(void);
 void channel_write(void);
 void channel_close(void);
+extern bool set_up;                  /* SETUP succeeded once */
 bool channel_ready(void);            /* HELLO was exchanged */
 void send_frame(uint8_t type, uint32_t id, const void *p, size_t n);
 void send_data(uint32_t id, uint8_t stream, const void *p, size_t n);
