@@ -47,7 +47,8 @@ void op_free(struct op *op)
         close(op->in_fd);
     if (op->status_fd >= 0)
         close(op->status_fd);
-    cg_leaf_drop(op->at.leaf, op->at.leaf_name);
+    if (op->at.leaf >= 0 || op->at.nest)
+        place_leave(&op->at);
     buf_free(&op->in);
     buf_free(&op->report);
     buf_free(&op->result);

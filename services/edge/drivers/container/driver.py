@@ -150,7 +150,9 @@ class ContainerDriver(FilesOfAgent):
         self._starting.add(spec.uid)
         try:
             try:
-                await self.shells.thread(lambda: folder.mkdir(mode=0o700))
+                await self.shells.thread(
+                    lambda: folder.mkdir(mode=0o700), undo=lambda _made: folder.rmdir()
+                )
             except FileExistsError:
                 raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
             return await self._start(spec, folder)
