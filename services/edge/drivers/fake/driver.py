@@ -262,8 +262,8 @@ class FakeDriver:
             await budgets["stdout" if spec.merge else stream].write(data)
 
         async def nothing() -> AsyncIterator[bytes]:
-            for chunk in (b"",)[:0]:
-                yield chunk
+            return
+            yield b""
 
         cwd = spec.cwd or state.cwd.get(spec.session or "") or state.workdir
         shell = Shell(
