@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 
 from devstack import Endpoints
 from devstack.process import StartError
+from shared.migrate import service_dsn
 
 if TYPE_CHECKING:
     from services.local import LocalOptions
 
 PASSWORD_BYTES = 24
-BOOTSTRAP_S = 60.0
+TOOL_S = 60.0
+"""Longest run of a migration or bootstrap."""
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "DOCKER_HOST", "VIRTUAL_ENV")
 """Variables of this process that services see; all others are left out, so that a
 user's ``DSEC_*`` or a stray secret does not configure them."""
@@ -63,6 +65,12 @@ def write_private(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def inherited() -> dict[str, str]:
+    """What every process gets of this one's environment."""
+    env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return env | {"PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "2"}
+
+
 @dataclass(frozen=True)
 class Common:
     """What environments are made of."""
@@ -73,9 +81,7 @@ class Common:
     options: LocalOptions
 
     def _base(self) -> dict[str, str]:
-        env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        env |= {"PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "2"}
-        env |= {
+        env = inherited() | {
             "DSEC_NATS_URL": self.endpoints.nats_url,
             "DSEC_LOG_LEVEL": self.options.log_level,
             "DSEC_STORE_URL": f"file://{self.state_dir / 'store'}",
@@ -101,6 +107,7 @@ class Common:
             }
         if name == "imagesvc":
             env["DSEC_STATE_DIR"] = str(self.state_dir / "imagesvc")
+            env["DSEC_IMAGE_ROOTS"] = ":".join(str(root) for root in self.options.image_roots)
         return env | dict(self.options.env)
 
     def edge(self, node: str, key: str, drivers: Sequence[str]) -> dict[str, str]:
@@ -114,28 +121,42 @@ class Common:
         return env | dict(self.options.env)
 
 
+async def migrate(admin_dsn: str, passwords: Mapping[str, str]) -> dict[str, str]:
+    """Brings every service's role and schema up to date; returns their DSNs. In a
+    process of its own, whose memory is given back."""
+    env = inherited() | {"DSEC_PG_ADMIN_DSN": admin_dsn}
+    env |= {f"DSEC_PG_PASSWORD_{name.upper()}": value for name, value in passwords.items()}
+    await _tool("migrate", ["shared.migrate"], env)
+    return {name: service_dsn(admin_dsn, name, value) for name, value in passwords.items()}
+
+
 async def bootstrap(common: Common, nodes: Sequence[str]) -> Access:
     """Has auth make the root project, the administrator and the nodes, or tell those
-    that are there. Raises :class:`StartError` with its output."""
+    that are there."""
     out = common.state_dir / "access.json"
-    argv = [sys.executable, "-m", "services.auth", "bootstrap", "--out", str(out)]
+    argv = ["services.auth", "bootstrap", "--out", str(out)]
     for node in nodes:
         argv += ["--node", node]
+    await _tool("bootstrap", argv, common.service("auth"))
+    return Access(**json.loads(out.read_text()))
+
+
+async def _tool(name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Runs ``python -m argv`` to its end. Raises :class:`StartError` with its output."""
     process = await asyncio.create_subprocess_exec(
-        *argv, env=common.service("auth"), stdin=asyncio.subprocess.DEVNULL,
+        sys.executable, "-m", *argv, env=env, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         cwd=Path(__file__).resolve().parent.parent,
     )  # fmt: skip
     try:
-        async with asyncio.timeout(BOOTSTRAP_S):
+        async with asyncio.timeout(TOOL_S):
             _, err = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise StartError(f"bootstrap ended with {process.returncode}: {err.decode()[-2000:]}")
-    return Access(**json.loads(out.read_text()))
+        raise StartError(f"{name} ended with {process.returncode}: {err.decode()[-2000:]}")
 
 
 def write_client_files(state_dir: Path, url: str, access: Access) -> None:

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from services.imagesvc.imageconfig import ImageConfig, parse_config
+from schemas.sandbox import ImageConfig
+from services.imagesvc.imageconfig import parse_config
 from services.imagesvc.kernelmount import open_beneath
 from services.imagesvc.spool import Spool, sha256_of
 from services.imagesvc.tarlayer import FileRange, open_tar

@@ -49,6 +49,10 @@ class LayerManifest(msgspec.Struct, frozen=True):
     data_chunk_bytes: int = DATA_CHUNK_BYTES
     version: int = MANIFEST_VERSION
 
+    @property
+    def size_bytes(self) -> int:
+        return self.meta_bytes + self.data_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class LayerPaths:
@@ -90,6 +94,10 @@ class BlobStore(Protocol):
 
     def sweep(self) -> int:
         """Remove what crashed imports left; returns how many."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether layers can be put."""
         ...
 
 
@@ -226,6 +234,9 @@ class FolderStore:
             with suppress(FileNotFoundError):
                 swept += _remove_if_unowned(path)
         return swept
+
+    def ready(self) -> bool:
+        return os.access(self._tmp, os.W_OK) and os.access(self._layers, os.W_OK)
 
     def _folder(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):

@@ -1,32 +1,18 @@
 """What an image says about processes started in it.
 
-Owns: the part of the OCI and Docker image configuration that sandboxes use. Does
-not own: layers. Pure.
+Owns: reading the part of the OCI and Docker image configuration that sandboxes
+use, and merging it along a stack of images. Does not own: layers. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from schemas.sandbox import ImageConfig
 from shared.errors import InvalidRequest
-
-
-class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``env`` by name; ``entrypoint`` and ``cmd`` are argument vectors; ``volumes`` are paths.
-
-    Declared volumes are plain directories of the writable layer; they are listed
-    so that tools can tell.
-    """
-
-    env: dict[str, str] = {}
-    workdir: str = ""
-    user: str = ""
-    entrypoint: list[str] = []
-    cmd: list[str] = []
-    volumes: list[str] = []
-    labels: dict[str, str] = {}
 
 
 class _Process(msgspec.Struct):
@@ -63,14 +49,35 @@ def parse_config(data: bytes) -> tuple[ImageConfig, list[str]]:
     process = document.config or _Process()
     config = ImageConfig(
         env=dict(_split(pair) for pair in process.Env or []),
-        workdir=process.WorkingDir or "",
-        user=process.User or "",
+        workdir=process.WorkingDir or None,
+        user=process.User or None,
         entrypoint=process.Entrypoint or [],
         cmd=process.Cmd or [],
         volumes=sorted(process.Volumes or {}),
         labels=process.Labels or {},
     )
     return config, document.rootfs.diff_ids if document.rootfs else []
+
+
+def merged_config(configs: Sequence[ImageConfig]) -> ImageConfig:
+    """The defaults of a stack of images, bottom first: the topmost that says anything wins.
+
+    ``entrypoint`` and ``cmd`` go together: one that names an entry point does not
+    keep the arguments meant for another.
+    """
+    merged = ImageConfig()
+    for config in configs:
+        starts = bool(config.entrypoint or config.cmd)
+        merged = ImageConfig(
+            env=merged.env | config.env,
+            workdir=config.workdir or merged.workdir,
+            user=config.user or merged.user,
+            entrypoint=config.entrypoint if starts else merged.entrypoint,
+            cmd=config.cmd if starts else merged.cmd,
+            volumes=sorted({*merged.volumes, *config.volumes}),
+            labels=merged.labels | config.labels,
+        )
+    return merged
 
 
 def _split(pair: str) -> tuple[str, str]:

@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from schemas.image import Kind
+from schemas.sandbox import ImageConfig
 from services.imagesvc import gitlayer
 from services.imagesvc.archive import ArchiveImage, DirectoryMembers, TarMembers, find_image
-from services.imagesvc.blobstore import BlobStore
+from services.imagesvc.blobstore import BlobStore, LayerManifest
 from services.imagesvc.collapse import COLLAPSE_MAX_BYTES, Collapser
 from services.imagesvc.dirlayer import DirectoryLayer
 from services.imagesvc.erofs import build_layer
-from services.imagesvc.imageconfig import ImageConfig
 from services.imagesvc.layertree import Inode, nested, owned_by, stored_bytes, unique_inodes
 from services.imagesvc.spool import Spool
 from services.imagesvc.tarlayer import FileRange, read_tar
 from shared.errors import InvalidRequest, Unsupported
 
-Kind = Literal["base", "workspace", "toolkit"]
 Stage = Literal["reading", "writing", "storing"]
 REPORT_BYTES = 4 * 1024 * 1024
 
@@ -80,11 +80,19 @@ class ImportRequest:
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """``layers``: digests bottom first; ``size_bytes``: what the store holds for them."""
+    """``stored``: what the store holds, bottom first."""
 
-    layers: list[str]
+    stored: list[LayerManifest]
     config: ImageConfig
-    size_bytes: int
+
+    @property
+    def layers(self) -> list[str]:
+        """Digests, bottom first."""
+        return [layer.digest for layer in self.stored]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(layer.size_bytes for layer in self.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +158,7 @@ class Importer:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             cancelled.set()
-            await asyncio.wait([work])
+            await asyncio.gather(work, return_exceptions=True)
             raise
 
     def _guarded(
@@ -159,6 +167,8 @@ class Importer:
         report: Callable[[ImportProgress], None],
         cancelled: threading.Event,
     ) -> ImportResult:
+        if cancelled.is_set():
+            raise _Cancelled
         return self.run_blocking(request, progress=report, cancelled=cancelled.is_set)
 
     def run_blocking(
@@ -195,11 +205,8 @@ class Importer:
                 built.append(build_layer(root, folder, verify=self._verify, progress=meter.advance))
             reading.confirm()
             meter.start("storing", meter.total_bytes)
-            for files in built:
-                self._store.put_layer(files)
-        return ImportResult(
-            [files.digest for files in built], config, sum(files.size_bytes for files in built)
-        )
+            stored = [self._store.put_layer(files) for files in built]
+        return ImportResult(stored, config)
 
     def close(self) -> None:
         """Wait for running imports and release the threads."""
