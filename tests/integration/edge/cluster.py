@@ -37,7 +37,7 @@ from schemas.sandbox import (
     ResolvedSpec,
     SandboxSpec,
     StartItem,
-)  # fmt: skip
+)
 from schemas.subjects import DURABLES, EDGE_DURABLE, cmd, exec_, out
 from shared import ids, topology
 from shared.bus import Bus

@@ -17,7 +17,7 @@ from schemas.exec import (
     FileReply,
     FileRequest,
     InfoRequest,
-)  # fmt: skip
+)
 from schemas.subjects import exec_
 from shared import ids
 from tests.integration.edge.cluster import (
@@ -28,7 +28,7 @@ from tests.integration.edge.cluster import (
     Caller,
     Cluster,
     until,
-)  # fmt: skip
+)
 
 
 def pattern(size: int) -> bytes:
@@ -123,7 +123,7 @@ async def test_a_signal_and_a_cancel_end_a_command(system: Cluster) -> None:
     for frame, data, code in (("s", b"TERM", 143), ("c", b"", 137)):
         request = ExecRequest(op_id=ids.new(), shell="echo begun; hang", stream=True)
         answer = await system.caller.call(uid, "exec", request)
-        await until(lambda a=answer: a.data())
+        await until(answer.data)
         await system.caller.io(uid, request.op_id, frame, data)
         reply = decode(await asyncio.wait_for(answer.final, WAIT_S), ExecReply)
         assert (reply.exit_code, reply.error) == (code, None)

@@ -33,7 +33,7 @@ from services.edge.drivers.base import (
     OnExit,
     StartSpec,
     Usage,
-)  # fmt: skip
+)
 from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget
 from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
