@@ -112,11 +112,11 @@ class Person:
                 await answers.unsubscribe()
         return json.loads(message.data)
 
-    async def change(self, project: str, entity: str, verb: str, **body: Any) -> dict[str, Any]:
+    async def change(self, project: str, entity: str, verb: str, /, **body: Any) -> dict[str, Any]:
         """A change of identity."""
         return await self.request(project, entity, verb, {"request_id": ids.new(), **body})
 
-    async def read(self, project: str, entity: str, verb: str, **query: Any) -> dict[str, Any]:
+    async def read(self, project: str, entity: str, verb: str, /, **query: Any) -> dict[str, Any]:
         """A read, attributed."""
         reply = await self.nc.request(
             f"dsec.get.v1.{project}.{entity}.{verb}.{self.principal}",
