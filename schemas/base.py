@@ -128,7 +128,8 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
     if not isinstance(exc, msgspec.ValidationError):
         return BadMessage(f"the body is not JSON: {text}")
     message, _, path = text.partition(" - at `")
-    name = path.rstrip("`").removeprefix("$").removeprefix(".") or None
+    path = path.removeprefix("key` in `").rstrip("`").replace("[...]", "")
+    name = path.removeprefix("$").removeprefix(".") or None
     if name is None and "required field `" in message:
         name = message.split("`")[-2]
     return BadMessage(message, field=name)
