@@ -11,7 +11,13 @@ import pytest
 
 from shared import ids
 from tests.integration.auth.conftest import (
-    MARKS, ROOT, Person, Stack, connect, new_key, new_project,
+    MARKS,
+    ROOT,
+    Person,
+    Stack,
+    connect,
+    new_key,
+    new_project,
 )  # fmt: skip
 
 pytestmark = MARKS

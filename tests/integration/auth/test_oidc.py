@@ -21,7 +21,13 @@ from services.auth.app import App
 from services.auth.oidc import principal_id
 from shared import ids, migrate, topology
 from tests.integration.auth.conftest import (
-    MARKS, ROOT, Person, Stack, connect, make_settings, ready,
+    MARKS,
+    ROOT,
+    Person,
+    Stack,
+    connect,
+    make_settings,
+    ready,
 )  # fmt: skip
 
 pytestmark = MARKS

@@ -17,7 +17,16 @@ from services.auth.app import App
 from shared import ids
 from shared.bus import Outgoing
 from tests.integration.auth.conftest import (
-    MARKS, ROOT, Commands, Person, Stack, connect, make_settings, new_key, new_project, ready,
+    MARKS,
+    ROOT,
+    Commands,
+    Person,
+    Stack,
+    connect,
+    make_settings,
+    new_key,
+    new_project,
+    ready,
     used,
 )  # fmt: skip
 
