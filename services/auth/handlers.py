@@ -159,18 +159,19 @@ class Requests:
         return refusals
 
     def _hand_back(
-        self, taken: frozenset[str], rows: Iterable[store.ChargeRow],
+        self, taken: store.Owned, rows: Iterable[store.ChargeRow],
         fresh: Sequence[tuple[Entry, Create]], paths: dict[str, tuple[str, ...]],
         accounts: dict[str, Account], refusals: dict[str, list[Refusal]],
     ) -> None:  # fmt: skip
         """A uid made from one request's id may be another request's id."""
         for row in rows:
-            if row.uid in taken:
+            if (row.uid, row.request) in taken:
                 give_back(accounts, paths[row.project], row.cost, 1)
         error = to_wire(Conflict("the uid is another request's sandbox", field="request_id"))
         for entry, create in fresh:
+            request = create.request.request_id
             for index in range(create.total):
-                if create.uid(index) in taken and create.spec_of[index] >= 0:
+                if (create.uid(index), request) in taken:
                     refusals[entry.key].append(Refusal(index, index + 1, error))
 
 

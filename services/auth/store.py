@@ -156,9 +156,13 @@ async def save_accounts(connection: AsyncConnection, accounts: Iterable[Account]
     )
 
 
-async def charge(connection: AsyncConnection, rows: Sequence[ChargeRow]) -> frozenset[str]:
-    """Inserts charges; returns the uids that belong to someone else already (which
-    nothing is charged for)."""
+Owned = frozenset[tuple[str, str]]
+"""Pairs of uid and request."""
+
+
+async def charge(connection: AsyncConnection, rows: Sequence[ChargeRow]) -> Owned:
+    """Inserts charges; returns those of ``rows`` whose uid is another request's already
+    (nothing was charged for them)."""
     if not rows:
         return frozenset()
     uids = [r.uid for r in rows]
@@ -181,13 +185,13 @@ async def charge(connection: AsyncConnection, rows: Sequence[ChargeRow]) -> froz
     return await _taken(connection, rows)
 
 
-async def _taken(connection: AsyncConnection, rows: Sequence[ChargeRow]) -> frozenset[str]:
-    owners = await connection.execute(
+async def _taken(connection: AsyncConnection, rows: Sequence[ChargeRow]) -> Owned:
+    found = await connection.execute(
         text("select uid, request from charge where uid = any(cast(:u as text[]))"),
         {"u": [r.uid for r in rows]},
     )
-    wanted = {r.uid: r.request for r in rows}
-    return frozenset(uid for uid, request in owners if wanted[uid] != request)
+    owners = {uid: request for uid, request in found}
+    return frozenset((r.uid, r.request) for r in rows if owners[r.uid] != r.request)
 
 
 async def release(
@@ -205,6 +209,22 @@ async def release(
         {"u": list(uids)},
     )
     return [(r[0], r[1], r[2], r[3]) for r in rows]
+
+
+async def old_charges(
+    connection: AsyncConnection, *, after: str, age_s: float, limit: int
+) -> list[tuple[str, str, float]]:
+    """Uid, project and age in seconds of charges older than ``age_s``, by uid, from
+    the one after ``after`` on."""
+    rows = await connection.execute(
+        text(
+            "select uid, project, extract(epoch from now() - at)::double precision "
+            "from charge where uid > :after and at < now() - make_interval(secs => :age) "
+            "order by uid limit :n"
+        ),
+        {"after": after, "age": age_s, "n": limit},
+    )
+    return [(row[0], row[1], row[2]) for row in rows]
 
 
 async def prune_requests(connection: AsyncConnection, *, keep_s: float) -> int:

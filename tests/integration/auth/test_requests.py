@@ -14,6 +14,7 @@ from schemas.base import encode
 from schemas.sandbox import SandboxEvent
 from schemas.subjects import evt_sandbox
 from services.auth.app import App
+from services.auth.reconcile import Reconciler
 from shared import ids
 from shared.bus import Outgoing
 from tests.integration.auth.conftest import (
@@ -205,6 +206,21 @@ async def test_a_uid_of_another_request_is_not_taken_over(
     assert await used(stack, project) == (2, 1000, 128)
 
 
+async def test_two_requests_that_name_one_uid_in_one_batch_share_nothing(
+    stack: Stack, admin: Person, commands: Commands
+) -> None:
+    project = await new_project(admin)
+    first = body(FAKE, count=3)
+    second = {"request_id": ids.item_uid(first["request_id"], 1), "specs": [FAKE]}
+    subject = f"dsec.req.v1.{project}.sandbox.create.{admin.principal}"
+    for request in (first, second):  # at once: they come as one batch, or as two
+        await admin.nc.publish(subject, json.dumps(request).encode(), reply=admin.inbox)
+    sent = {c["request_id"]: refusals(c) for c in await commands.wait(project, 2)}
+    assert sent[first["request_id"]] == {}
+    assert {i: e["code"] for i, e in sent[second["request_id"]].items()} == {0: "conflict"}
+    assert await used(stack, project) == (3, 1500, 192)
+
+
 @pytest.mark.parametrize(
     ("data", "code", "field"),
     [
@@ -369,7 +385,7 @@ async def test_two_instances_at_once_never_overfill_a_chain(
 
 
 async def test_use_is_the_sum_of_the_charges(stack: Stack, admin: Person) -> None:
-    """Runs last: whatever the tests before did, rows and sums agree."""
+    """Whatever the tests before did, rows and sums agree."""
     async with stack.db.transaction() as connection:
         sums = await connection.execute(
             text(
@@ -433,3 +449,39 @@ async def test_secrets_are_neither_stored_nor_told(stack: Stack, admin: Person) 
             assert not any(secret in str(row[0]) for row in rows), table
             hexed = await connection.execute(text(f'select t::text from "{table}" t'))
             assert not any(secret.encode().hex() in str(row[0]) for row in hexed), table
+
+
+async def test_a_charge_whose_event_was_lost_is_given_back(
+    stack: Stack, admin: Person, commands: Commands
+) -> None:
+    project = await new_project(admin)
+    request = body(FAKE, count=3)
+    await send(admin, project, request)
+    await commands.wait(project, 1)
+    over_, alive, _ = (ids.item_uid(request["request_id"], i) for i in range(3))
+    now = {"project": project, "generation": 1, "backend": "fake", "created_at": 0,
+           "changed_at": 0}  # fmt: skip
+
+    async def scheduler(message: Any) -> None:
+        asked = json.loads(message.data)["uids"]
+        found = [{"uid": u, "state": s, **now}
+                 for u, s in ((over_, "failed"), (alive, "running")) if u in asked]  # fmt: skip
+        await message.respond(json.dumps({"sandboxes": found}).encode())
+
+    answering = await stack.bus.client.subscribe("dsec.rpc.v1.scheduler.sandboxes", cb=scheduler)
+    await stack.bus.client.flush()
+    settings = make_settings(stack.endpoints, stack.settings.pg_dsn, auth_charge_check_s=0.0)
+    try:
+        reconciler = Reconciler(settings, db=stack.db, bus=stack.bus)
+        await reconciler.look()
+        assert await used(stack, project) == (2, 1000, 128)
+        settings.auth_charge_unknown_s = 0.0
+        await reconciler.look()
+        assert await used(stack, project) == (1, 500, 64)
+    finally:
+        await answering.unsubscribe()
+    async with stack.db.transaction() as connection:
+        left = await connection.execute(
+            text("select uid from charge where project = :p"), {"p": project}
+        )
+        assert [row[0] for row in left] == [alive]
