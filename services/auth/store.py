@@ -190,7 +190,7 @@ async def _taken(connection: AsyncConnection, rows: Sequence[ChargeRow]) -> Owne
         text("select uid, request from charge where uid = any(cast(:u as text[]))"),
         {"u": [r.uid for r in rows]},
     )
-    owners = {uid: request for uid, request in found}
+    owners = {row[0]: row[1] for row in found}
     return frozenset((r.uid, r.request) for r in rows if owners[r.uid] != r.request)
 
 

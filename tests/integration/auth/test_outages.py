@@ -16,7 +16,14 @@ from services.auth import bootstrap
 from services.auth.app import App
 from shared import ids, migrate, topology
 from tests.integration.auth.conftest import (
-    MARKS, ROOT, Person, Stack, connect, make_settings, ready, used,
+    MARKS,
+    ROOT,
+    Person,
+    Stack,
+    connect,
+    make_settings,
+    ready,
+    used,
 )  # fmt: skip
 
 pytestmark = [*MARKS, pytest.mark.slow]
