@@ -88,24 +88,22 @@ class Requests:
 
     async def _judge(self, connection: AsyncConnection, entries: Sequence[Entry]) -> None:
         live = [e for e in entries if e.error is None]
-        paths = await store.paths(connection, {e.ask.project for e in live})
-        for entry in live:
-            if entry.ask.project not in paths:
-                entry.error = NotFound(f"no project {entry.ask.project}", field="project")
-        live = [e for e in live if e.error is None]
         firsts: dict[str, Entry] = {}
         for entry in live:
             firsts.setdefault(entry.key, entry)
-        new = await store.remember(connection, [e.row() for e in firsts.values()])
+        new, paths = await store.remember(connection, [e.row() for e in firsts.values()])
+        for entry in live:
+            if entry.ask.project not in paths:
+                entry.error = NotFound(f"no project {entry.ask.project}", field="project")
         known = await store.remembered(connection, firsts.keys() - new)
         for key, entry in firsts.items():
-            if key not in new:
+            if key not in new and entry.error is None:
                 _repeat(entry, known.get(key))
         fresh = [(e, e.create) for k, e in firsts.items() if k in new and e.create is not None]
         if fresh:
             await self._charge(connection, fresh, paths)
         for entry in live:
-            if entry is not firsts[entry.key]:
+            if entry is not firsts[entry.key] and entry.error is None:
                 _same_batch(entry, firsts[entry.key], known.get(entry.key))
 
     async def _charge(
@@ -125,10 +123,10 @@ class Requests:
                 entry.error = NotFound(f"no project {entry.ask.project}", field="project")
                 continue
             refusals[entry.key] = self._admit(create, path, accounts, rows)
-        taken = await store.charge(connection, rows)
+        taken = await store.charge(connection, rows, list(accounts.values()))
         if taken:
             self._hand_back(taken, rows, fresh, paths, accounts, refusals)
-        await store.save_accounts(connection, accounts.values())
+            await store.save_accounts(connection, accounts.values())
         for entry, create in fresh:
             create.refuse(refusals.get(entry.key, ()))
         stored = {k: refusals_to(r) for k, r in refusals.items() if r}
