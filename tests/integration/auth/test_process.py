@@ -213,3 +213,16 @@ async def test_killed_and_started_again_it_charges_nothing_twice(
         process.terminate()
         await process.wait()
         await helper.close()
+
+
+async def test_after_a_change_of_the_seed_bootstrap_makes_keys_that_work(
+    infra: tuple[Endpoints, str],
+) -> None:
+    endpoints, dsn = infra
+    first = await bootstrap.bootstrap(dsn, endpoints.account_seed)
+    seed, _ = bootstrap.mint()
+    other, again = [await bootstrap.bootstrap(dsn, seed) for _ in range(2)]
+    assert other.admin_key == again.admin_key
+    assert other.admin_key.split("_")[1] != first.admin_key.split("_")[1]
+    both = await asyncio.gather(*(bootstrap.bootstrap(dsn, seed, nodes=["n5"]) for _ in "ab"))
+    assert both[0] == both[1]
