@@ -103,7 +103,9 @@ class CreateItem(Message, frozen=True, array_like=True):
 
 
 class CreateCommand(Message, frozen=True):
-    """One client request, admitted. ``expires_at``: give up starting after it."""
+    """One client request, admitted. ``expires_at``: give up starting after it.
+    ``projects``: the project and its ancestors, nearest first, whose images it sees
+    (empty: only its own)."""
 
     project: Token
     principal: str
@@ -114,6 +116,7 @@ class CreateCommand(Message, frozen=True):
     expires_at: UnixTime
     reply_to: str | None = None
     trace: str | None = None
+    projects: list[str] = []
 
 
 class SandboxCreate(Versioned, frozen=True):

@@ -26,6 +26,8 @@ STATES = (
 TERMINAL = frozenset({STOPPED, FAILED, REJECTED, LOST})
 ON_NODE = frozenset({PLACED, STARTING, RUNNING, PAUSING, PAUSED, RESUMING, STOPPING})
 """States that hold a reservation on a node."""
+TRANSITIONAL = frozenset({PAUSING, RESUMING, STOPPING})
+"""States that wait for an edge's answer to an operation: they have deadlines."""
 PUBLISHED = frozenset({RUNNING, PAUSED, *TERMINAL})
 """States that are announced as events."""
 
@@ -66,6 +68,8 @@ def _rows() -> Iterator[Transition]:
     yield t(REQUESTED, "place", PLACED, "scheduler")
     yield t(REQUESTED, "reject", REJECTED, "auth or scheduler")
     yield t(REQUESTED, "stop", STOPPED, "client")
+    for source in (REQUESTED, PLACED, STARTING):
+        yield t(source, "expire", FAILED, "reconciler")
     for source in (PLACED, STARTING):
         yield t(source, "starting", STARTING, "edge")
         yield t(source, "running", RUNNING, "edge")

@@ -6,8 +6,11 @@ scheduler declares at its start and after every reconnect; the others verify.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
+from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import (
     AckPolicy,
@@ -18,10 +21,10 @@ from nats.js.api import (
     StorageType,
     StreamConfig,
 )  # fmt: skip
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from schemas.subjects import DURABLES, STREAMS, Durable, Stream
-from shared.errors import Internal
+from shared.errors import Internal, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +57,28 @@ def consumer_config(durable: Durable, node: str | None = None) -> ConsumerConfig
     )
 
 
+@contextlib.contextmanager
+def _typed() -> Iterator[None]:
+    # a server that has just come up answers 503 or not at all for a moment; a
+    # refusal (limits, overlapping subjects) is a mistake that no retry heals
+    try:
+        yield
+    except APIError as exc:
+        if exc.code is not None and 400 <= exc.code < 500 and exc.code != 404:
+            raise Internal(f"the bus refuses its topology: {exc.description}") from exc
+        raise Unavailable(f"bus: {exc.description or type(exc).__name__}") from exc
+    except (NatsError, TimeoutError, OSError) as exc:
+        raise Unavailable(f"bus: {exc or type(exc).__name__}") from exc
+
+
 async def declare(js: JetStreamContext) -> None:
-    """Creates what is missing, then verifies everything."""
+    """Creates what is missing, then verifies everything. Safe to run twice at once.
+    Raises ``Unavailable`` while the server is away, ``Internal`` on drift."""
+    with _typed():
+        await _declare(js)
+
+
+async def _declare(js: JetStreamContext) -> None:
     for stream in STREAMS:
         try:
             await js.stream_info(stream.name)
@@ -63,14 +86,18 @@ async def declare(js: JetStreamContext) -> None:
             await js.add_stream(stream_config(stream))
             log.info("stream %s created", stream.name)
     for durable in DURABLES:
-        await declare_durable(js, durable)
-    await verify(js)
+        await _declare_durable(js, durable)
+    await _verify(js)
 
 
-async def declare_durable(
-    js: JetStreamContext, durable: Durable, node: str | None = None
-) -> str:
-    """Creates a durable that is missing; returns its name."""
+async def declare_durable(js: JetStreamContext, durable: Durable, node: str | None = None) -> str:
+    """Creates a durable that is missing; returns its name. Errors as in
+    :func:`declare`."""
+    with _typed():
+        return await _declare_durable(js, durable, node)
+
+
+async def _declare_durable(js: JetStreamContext, durable: Durable, node: str | None = None) -> str:
     config = consumer_config(durable, node)
     name = config.durable_name or ""
     try:
@@ -84,6 +111,11 @@ async def declare_durable(
 async def verify(js: JetStreamContext) -> None:
     """Raises ``Internal`` naming every difference between the map and the server:
     a wrong unit or a foreign change shows at the start, not as a redelivery storm."""
+    with _typed():
+        await _verify(js)
+
+
+async def _verify(js: JetStreamContext) -> None:
     wrong: list[str] = []
     for stream in STREAMS:
         actual = (await js.stream_info(stream.name)).config
@@ -98,13 +130,17 @@ async def verify(js: JetStreamContext) -> None:
 
 _STREAM_FIELDS = ("subjects", "retention", "storage", "discard", "max_age", "max_bytes",
                   "duplicate_window")  # fmt: skip
-_CONSUMER_FIELDS = ("ack_policy", "ack_wait", "max_deliver", "max_ack_pending")
+_CONSUMER_FIELDS = (
+    "filter_subjects", "ack_policy", "ack_wait", "max_deliver", "max_ack_pending",
+)  # fmt: skip
 
 
 def _differences(name: str, want: object, actual: object, fields: tuple[str, ...]) -> list[str]:
     found = []
     for field in fields:
         left, right = getattr(want, field), getattr(actual, field)
+        if field == "filter_subjects" and not right and getattr(actual, "filter_subject", None):
+            right = [actual.filter_subject]  # type: ignore[attr-defined] # the server's form of one
         if isinstance(left, list):
             left, right = sorted(left), sorted(right or [])
         if left != right:
