@@ -18,6 +18,7 @@ import logging
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -31,12 +32,14 @@ from services.auth.natsjwt import (
     Signer,
     read_request,
 )  # fmt: skip
-from services.auth.oidc import OidcUser, Verifier
 from services.auth.settings import Settings
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.db import Database
 from shared.errors import DsecError, Unauthenticated, Unavailable
+
+if TYPE_CHECKING:
+    from services.auth.oidc import OidcUser, Verifier
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +91,7 @@ class Callout:
         self._bus = bus
         self._clock = clock
         self._signer = Signer(settings.auth_account_seed, account=settings.auth_account)
-        self._verifier = Verifier(settings) if settings.oidc_issuer else None
+        self._verifier = _verifier(settings)
         self._known = LastKnown(settings.auth_last_known_s)
         self._slots = asyncio.Semaphore(settings.auth_connects)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -211,3 +214,11 @@ class Callout:
             identity = await iam_store.identity(connection, user.principal)
         assert identity is not None
         return Admitted(identity, user.expires_at)
+
+
+def _verifier(settings: Settings) -> Verifier | None:
+    if not settings.oidc_issuer:
+        return None
+    from services.auth.oidc import Verifier  # ten megabytes that most systems can do without
+
+    return Verifier(settings)
