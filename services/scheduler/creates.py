@@ -14,7 +14,7 @@ from schemas.base import WireError, encode
 from schemas.sandbox import CreateCommand, CreateItem, ResolvedSpec, SandboxSpec
 from services.scheduler import decide, sending, store
 from services.scheduler.images import Answer
-from services.scheduler.model import Sandbox
+from services.scheduler.model import Sandbox, event_of
 from services.scheduler.placement import amounts
 from services.scheduler.sending import SpecKey
 from services.scheduler.work import Unit, Work
@@ -121,7 +121,8 @@ class Creates:
     ) -> list[Sandbox]:
         """The present state of sandboxes that exist already, to be answered. One
         whose stop came first is completed, and its end announced."""
-        out, adopted = [], []
+        out: list[Sandbox] = []
+        adopted: dict[str, Sandbox] = {}
         for command, item in items:
             row = existing.get(item.uid)
             if row is None:
@@ -129,12 +130,13 @@ class Creates:
             if row.project != command.project:
                 out.append(_taken(self._row(command, item, now)))
             elif row.request_id is None:
-                stopped = decide.adopt(unit.changes, row, self._row(command, item, now))
-                adopted.append(stopped)
-                out.append(stopped)
+                adopted[row.uid] = decide.adopted(row, self._row(command, item, now))
+                out.append(adopted[row.uid])
             else:
                 out.append(decide.with_reply(row, command))
-        await store.adopt(unit.connection, adopted)
+        for uid in await store.adopt(unit.connection, list(adopted.values())):
+            row = adopted[uid]
+            unit.changes.events.append(event_of(row, row.changed_at))
         return out
 
 

@@ -292,7 +292,8 @@ _ADOPT = text(
     "update sandbox s set request_id = n.request_id, index = n.index, spec_idx = n.spec_idx, "
     "principal = n.principal, backend = n.backend, job = n.job, labels = n.labels::jsonb "
     f"from {_unnest({'uid': 'text', **_FIXED})} "
-    "where s.uid = n.uid and s.project = n.project and s.request_id is null"
+    "where s.uid = n.uid and s.project = n.project and s.request_id is null "
+    "returning s.uid"
 )
 
 
@@ -308,11 +309,14 @@ async def put_tombstones(
         raise Unavailable("a sandbox was created while it was stopped")
 
 
-async def adopt(connection: AsyncConnection, rows: Sequence[Sandbox]) -> None:
-    """Completes the rows of stops that came before their create."""
-    if rows:
-        values = [_values(r) for r in sorted(rows, key=lambda r: r.uid)]
-        await connection.execute(_ADOPT, _arrays({"uid": "text", **_FIXED}, values))
+async def adopt(connection: AsyncConnection, rows: Sequence[Sandbox]) -> list[str]:
+    """Completes the rows of stops that came before their create; returns the uids
+    that nobody had completed yet."""
+    if not rows:
+        return []
+    values = [_values(r) for r in sorted(rows, key=lambda r: r.uid)]
+    columns = {"uid": "text", **_FIXED}
+    return [r[0] for r in await _all(connection, _ADOPT, **_arrays(columns, values))]
 
 
 _PUT_OP = text(

@@ -179,7 +179,7 @@ class Work:
         for uid, node in placed.nodes.items():
             decide.place(changes, changes.rows[uid], node, at=now, deadlines=self.deadlines)
         for uid, error in placed.failed.items():
-            decide.reject(changes, changes.rows[uid], error, at=now)
+            decide.unplaced(changes, changes.rows[uid], error, at=now)
         chosen = [changes.rows[uid] for uid in placed.nodes]
         unit.overlay.append(self._fleet.begin(nodes.deltas({}, chosen)))
 
