@@ -108,7 +108,7 @@ def decode(data: bytes, type_: type[M]) -> M:
     except RecursionError as exc:
         raise BadMessage("the body is nested too deeply") from exc
     if getattr(message, "v", VERSION) != VERSION:
-        raise _version(message.v)  # type: ignore[attr-defined]
+        raise _version(message.v)
     return message  # type: ignore[no-any-return]
 
 
@@ -128,7 +128,8 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
     if not isinstance(exc, msgspec.ValidationError):
         return BadMessage(f"the body is not JSON: {text}")
     message, _, path = text.partition(" - at `")
-    name = path.rstrip("`").removeprefix("$").removeprefix(".") or None
-    if name is None and "`" in message:  # "missing required field `x`"
-        name = message.split("`")[-2]
+    parts = [path.rstrip("`").removeprefix("$").removeprefix(".")]
+    if message.startswith("Object "):  # "missing required field `x`"
+        parts.append(message.split("`")[1])
+    name = ".".join(part for part in parts if part) or None
     return BadMessage(message, field=name)

@@ -7,7 +7,7 @@ from schemas.base import UnixTime, Versioned
 
 class DeadLetter(Versioned, frozen=True):
     """A message that was given up, on ``dsec.dlq.v1.<stream>``. ``body`` is the
-    original, cut at 64 KiB."""
+    original, cut at 64 KiB; ``size_bytes`` its whole size."""
 
     stream: str
     subject: str
@@ -17,4 +17,4 @@ class DeadLetter(Versioned, frozen=True):
     cause: str
     at: UnixTime
     body: bytes = b""
-    bytes: int = 0
+    size_bytes: int = 0

@@ -1,8 +1,9 @@
 """Messages at the edge's door: exec, files, and the frames of their streams.
 
 A request goes to ``dsec.exec.v1.<project>.<node>.<uid>.<verb>.<principal>`` with a
-reply subject ``dsec.out.v1.<node>.<principal>.<connection>.<op>``. Everything the edge answers for that
-operation comes there, in order, as *frames*: the header ``Dsec-Frame`` says which.
+reply subject ``dsec.out.v1.<node>.<principal>.<connection>.<op>``. Everything the edge
+answers for that operation comes there, in order, as *frames*: the header
+``Dsec-Frame`` says which.
 
 ====== ======================== ================================================
 frame  from                     body
@@ -21,7 +22,13 @@ frame  from                     body
 ====== ======================== ================================================
 
 Frames from a client carry the operation id in ``Dsec-Op``. Each side keeps at
-most ``WINDOW_BYTES`` unacknowledged: that is the flow control.
+most ``WINDOW_BYTES`` unacknowledged: that is the flow control. Counts begin with the
+operation; ``w`` counts stdout and stderr together.
+
+A client that missed something, or heard nothing for three ``KEEPALIVE_S``, sends the
+same request again with a new last token of the reply subject. From then on frames come
+there: first the output it has not acknowledged, with ``Dsec-Offset``; where the edge
+waits for input, ``r`` and ``a``, and the client sends on from that count.
 """
 
 from __future__ import annotations
@@ -32,6 +39,10 @@ from msgspec import Meta
 
 from schemas.base import Message, Uid, Versioned, WireError
 
+HEADER_OFFSET = "Dsec-Offset"
+"""On ``o`` and ``e`` frames (always on those that are sent again): the count of output
+bytes before this frame. What the client has already is to be skipped. On ``x``, where
+present: the count of all output bytes in frames."""
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 WINDOW_BYTES = 4 * 1024 * 1024

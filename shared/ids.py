@@ -38,6 +38,11 @@ def item_uid(request_id: str, index: int) -> str:
     return request_id[:10] + _encode(int.from_bytes(digest[:10], "big"))[10:]
 
 
+def derived(text: str) -> str:
+    """An id that is a function of ``text`` (128 bits of its SHA-256)."""
+    return _encode(int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big"))
+
+
 def sandbox_id(node: str, uid: str) -> str:
     """The public id ``<node>-<uid>``."""
     return f"{node}-{uid}"

@@ -21,6 +21,7 @@ class Common(msgspec.Struct, kw_only=True):
     nats_url: str = "nats://127.0.0.1:4222"
     nats_user: str | None = None
     nats_password: str | None = None
+    nats_token: str | None = None
     log_level: str = "INFO"
     health_port: int = 0
     trace_file: str | None = None

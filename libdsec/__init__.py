@@ -1,0 +1,94 @@
+"""dsec's SDK: sandboxes for training and evaluating agents.
+
+    from libdsec import DSecClient, DSecContainerRunArgs
+
+    async with DSecClient() as client:
+        args = DSecContainerRunArgs(container_image="py:3.11", memory_limit_mb=4096)
+        sandbox = await client.run_container(args, timeout=120)
+        result = await sandbox.run_shell("pytest -q")
+        await sandbox.stop()
+
+``libdsec.sync`` has the same names for code without a loop of its own.
+"""
+
+from __future__ import annotations
+
+from libdsec.args import (
+    DSecContainerRunArgs,
+    DSecMicroVMRunArgs,
+    DSecRunArgs,
+    DSecVMRunArgs,
+)
+from libdsec.client import DSecClient
+from libdsec.errors import (
+    CapacityExhausted,
+    Conflict,
+    DeadlineExceeded,
+    DirectoryNotEmpty,
+    DSecError,
+    ExecFailed,
+    ExecTimeout,
+    FileAlreadyExists,
+    FileError,
+    FileIsADirectory,
+    FileNotADirectory,
+    FileNotFound,
+    FilePermissionDenied,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NoSpaceLeft,
+    NotFound,
+    PolicyDenied,
+    QuotaExceeded,
+    SandboxDied,
+    StdinClosed,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
+from libdsec.files import Files
+from libdsec.process import Output, Process
+from libdsec.results import Event, ExecResult, FileInfo, Info
+from libdsec.sandbox import Sandbox
+
+__all__ = [
+    "CapacityExhausted",
+    "Conflict",
+    "DSecClient",
+    "DSecContainerRunArgs",
+    "DSecError",
+    "DSecMicroVMRunArgs",
+    "DSecRunArgs",
+    "DSecVMRunArgs",
+    "DeadlineExceeded",
+    "DirectoryNotEmpty",
+    "Event",
+    "ExecFailed",
+    "ExecResult",
+    "ExecTimeout",
+    "FileAlreadyExists",
+    "FileError",
+    "FileInfo",
+    "FileIsADirectory",
+    "FileNotADirectory",
+    "FileNotFound",
+    "FilePermissionDenied",
+    "Files",
+    "Forbidden",
+    "Info",
+    "InternalError",
+    "InvalidRequest",
+    "NoSpaceLeft",
+    "NotFound",
+    "Output",
+    "PolicyDenied",
+    "Process",
+    "QuotaExceeded",
+    "Sandbox",
+    "SandboxDied",
+    "StdinClosed",
+    "Unauthenticated",
+    "Unavailable",
+    "Unsupported",
+]

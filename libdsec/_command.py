@@ -1,0 +1,57 @@
+"""The request of a command, made from what users write. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from libdsec import _ids
+from libdsec._wire import ExecRequest
+from libdsec.args import Seconds, seconds
+from libdsec.errors import InvalidRequest
+
+
+def command_request(
+    command: Sequence[str | Sequence[str]],
+    *,
+    timeout: Seconds | None,
+    env: Mapping[str, str] | None = None,
+    op_id: str | None = None,
+    **facts: Any,
+) -> ExecRequest:
+    """The request of a command. Raises ``InvalidRequest`` naming the argument."""
+    given: dict[str, Any] = {k: v for k, v in facts.items() if v is not None}
+    given["op_id"] = op_id or _ids.new()
+    given["env"] = dict(env or {})
+    limit = seconds(timeout, "timeout")
+    if limit is not None:
+        given["timeout_s"] = limit
+    given |= _command(command)
+    try:
+        return msgspec.convert(given, ExecRequest)
+    except msgspec.ValidationError as exc:
+        text, _, path = str(exc).partition(" - at `")
+        name = path.rstrip("`").removeprefix("$.").removesuffix("_s")
+        raise InvalidRequest(text, field=name or None) from exc
+
+
+def _command(command: Sequence[str | Sequence[str]]) -> dict[str, Any]:
+    """A shell string or an argv. Raises ``InvalidRequest`` for neither."""
+    if len(command) == 1:
+        only = command[0]
+        given: dict[str, Any] = {"shell": only} if isinstance(only, str) else {"argv": list(only)}
+    else:
+        given = {"argv": list(command)}
+    words = [given["shell"]] if "shell" in given else given["argv"]
+    if not words or not all(isinstance(w, str) for w in words):
+        raise InvalidRequest("a command is a string, or strings for an argv", field="command")
+    if any("\x00" in w for w in words):
+        raise InvalidRequest("a command cannot hold NUL", field="command")
+    return given
+
+
+def shown(request: ExecRequest) -> str:
+    """The command in words, for errors and ``repr``."""
+    return request.shell if request.shell is not None else " ".join(request.argv or [])

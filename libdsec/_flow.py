@@ -1,0 +1,86 @@
+"""Flow control and order of one operation's stream. Pure.
+
+Owns: which bytes of a frame are new, when a count is due, how much may be sent,
+what to send again after a re-attach. Does not own: frames on the wire.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from libdsec._wire import CHUNK_BYTES, WINDOW_BYTES
+
+ACK_EVERY_BYTES = WINDOW_BYTES // 4
+"""A count is sent when this much was taken since the last one."""
+
+
+class Gap(Exception):
+    """Bytes are missing before this frame."""
+
+
+@dataclass
+class Receiving:
+    """The output side, in order and once. ``have`` counts the bytes that came, of
+    both streams; ``taken`` those the caller took."""
+
+    have: int = 0
+    taken: int = 0
+    acked: int = 0
+
+    def accept(self, data: bytes, offset: int | None) -> bytes:
+        """The new bytes of a frame. Raises :class:`Gap`. A frame without an offset
+        goes where the output stands."""
+        if offset is not None and offset > self.have:
+            raise Gap(f"{self.have} of {offset} bytes")
+        new = data if offset is None else data[self.have - offset :]
+        self.have += len(new)
+        return new
+
+    def take(self, count: int) -> int | None:
+        """The caller took ``count`` bytes; a total to acknowledge, when one is due."""
+        self.taken += count
+        if self.taken - self.acked < ACK_EVERY_BYTES:
+            return None
+        self.acked = self.taken
+        return self.taken
+
+    def complete(self, total: int | None) -> bool:
+        """Whether all came that was sent in frames (as the final reply says)."""
+        return total is None or self.have >= total
+
+
+@dataclass
+class Sending:
+    """The input side. Chunks are kept until acknowledged: a re-attach repeats them."""
+
+    sent: int = 0
+    acked: int = 0
+    unacked: deque[tuple[int, bytes]] = field(default_factory=deque)
+
+    @property
+    def room(self) -> int:
+        """Bytes that may be sent now."""
+        return WINDOW_BYTES - (self.sent - self.acked)
+
+    def push(self, data: bytes) -> int:
+        """Notes a chunk as sent; its offset. At most CHUNK_BYTES and within room."""
+        if len(data) > min(CHUNK_BYTES, self.room):
+            raise ValueError(f"a chunk of {len(data)} bytes is over the window")
+        offset = self.sent
+        self.unacked.append((offset, data))
+        self.sent += len(data)
+        return offset
+
+    def acknowledge(self, count: int) -> None:
+        """The other side has taken ``count`` bytes in all (old counts are ignored)."""
+        if not self.acked <= count <= self.sent:
+            return
+        self.acked = count
+        while self.unacked and self.unacked[0][0] + len(self.unacked[0][1]) <= count:
+            self.unacked.popleft()
+
+    def again(self) -> list[tuple[int, bytes]]:
+        """What to repeat from the acknowledged count on: (offset, bytes)."""
+        cuts = ((o, c, max(self.acked - o, 0)) for o, c in self.unacked)
+        return [(o + cut, c[cut:]) for o, c, cut in cuts]

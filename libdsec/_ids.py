@@ -1,0 +1,74 @@
+"""Identifiers as the system makes them: ULIDs, uids of a batch, principals.
+
+The same rules as the services'; a test holds the two together. Pure but for
+:func:`new`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+import re
+import time
+
+from libdsec.errors import InvalidRequest
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_ULID = re.compile(r"^[0-7][0-9a-hjkmnp-tv-z]{25}$")
+_TOKEN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+
+
+def _encode(value: int) -> str:
+    return "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def new() -> str:
+    """A fresh ULID, lower case."""
+    return _encode(time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10), "big"))
+
+
+def is_ulid(text: str) -> bool:
+    """Whether ``text`` is a ULID in lower case."""
+    return bool(_ULID.match(text))
+
+
+def is_token(text: str) -> bool:
+    """Whether ``text`` can be one token of a subject."""
+    return bool(_TOKEN.match(text))
+
+
+def item_uid(request_id: str, index: int) -> str:
+    """The uid of sandbox ``index`` of a request; index 0 is the request id."""
+    if index == 0:
+        return request_id
+    digest = hashlib.sha256(f"{request_id}/{index}".encode()).digest()
+    return request_id[:10] + _encode(int.from_bytes(digest[:10], "big"))[10:]
+
+
+def uid_of(sandbox_id: str) -> str:
+    """The uid of a public id ``<node>-<uid>`` or of a bare uid."""
+    uid = sandbox_id.rpartition("-")[2]
+    if not is_ulid(uid):
+        raise InvalidRequest(f"{sandbox_id!r} is not a sandbox id", field="id")
+    return uid
+
+
+def principal_of(credential: str) -> str:
+    """Whose credential this is: the second part of an API key
+    (``dsec_<principal>_<secret>``), or a token's issuer and subject, hashed."""
+    parts = credential.split("_", 2)
+    if len(parts) == 3 and parts[0] == "dsec" and is_ulid(parts[1]):
+        return parts[1]
+    try:
+        body = credential.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        subject = f"{claims['iss']}\n{claims['sub']}"
+    except (IndexError, KeyError, TypeError, ValueError, binascii.Error):
+        raise InvalidRequest(
+            "this is neither an API key (dsec_<principal>_<secret>) nor a token", field="api_key"
+        ) from None
+    digest = hashlib.sha256(subject.encode()).digest()
+    return _encode(int.from_bytes(digest[:16], "big"))

@@ -1,0 +1,732 @@
+"""Wire types, constants and subjects of dsec.
+
+Generated from schemas/ by `python -m schemas.export`: do not edit.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+VERSION = 1
+
+HEADER_REPLY = "Dsec-Reply"
+"""Where the answer to a stored request goes: a subject of the client's own inbox."""
+
+HEADER_TRACE = "traceparent"
+"""W3C trace context."""
+
+HEADER_FRAME = "Dsec-Frame"
+"""Kind of a frame of an operation's stream, see :mod:`schemas.exec`."""
+
+HEADER_OP = "Dsec-Op"
+"""Operation id of a frame from client to edge."""
+
+Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
+
+Token = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        description="One token of a subject: lower case letters, digits, inner hyphens",
+    ),
+]
+
+UnixTime = Annotated[float, msgspec.Meta(description="Seconds since the epoch")]
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=31_536_000)]
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of every wire type. Unknown fields are ignored, so that a newer sender
+    may add optional ones."""
+
+class Versioned(Message, frozen=True, kw_only=True):
+    """A message that stands alone on the bus. ``v`` is its version."""
+
+    v: int = VERSION
+
+class WireError(Message, frozen=True):
+    """An error as it travels. ``code`` is one of the closed set."""
+
+    code: str
+    message: str
+    field: str | None = None
+    retryable: bool = False
+    cause: str | None = None
+    is_infra: bool = False
+    retry_after_s: float | None = None
+    details: dict[str, Any] = {}
+
+class ErrorReply(Versioned, frozen=True):
+    """The answer to a request that was refused as a whole."""
+
+    error: WireError
+    request_id: str | None = None
+
+class Ok(Versioned, frozen=True):
+    """An answer that says only: done."""
+
+M = TypeVar("M")
+
+_encoder = msgspec.json.Encoder()
+
+def encode(message: Any) -> bytes:
+    """JSON bytes of a message."""
+    return _encoder.encode(message)
+
+class BadMessage(ValueError):
+    """A body that is not the message it should be. ``field`` is a dotted path,
+    ``version`` the one found when it is not ours."""
+
+    def __init__(
+        self, message: str, *, field: str | None = None, version: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.version = version
+
+class _VersionOnly(msgspec.Struct):
+    v: int = VERSION
+
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+def decode(data: bytes, type_: type[M]) -> M:
+    """The message in ``data``. Raises :class:`BadMessage` naming the field."""
+    decoder = _decoders.get(type_)
+    if decoder is None:
+        decoder = _decoders[type_] = msgspec.json.Decoder(type_)
+    try:
+        message = decoder.decode(data)
+    except msgspec.DecodeError as exc:
+        raise _bad(data, exc) from exc
+    except RecursionError as exc:
+        raise BadMessage("the body is nested too deeply") from exc
+    if getattr(message, "v", VERSION) != VERSION:
+        raise _version(message.v)
+    return message  # type: ignore[no-any-return]
+
+def _version(found: int) -> BadMessage:
+    text = f"message version {found} is not supported, this side speaks {VERSION}"
+    return BadMessage(text, field="v", version=found)
+
+def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
+    try:  # a future version explains a failing body better than its fields do
+        found = msgspec.json.decode(data, type=_VersionOnly).v
+    except (msgspec.DecodeError, RecursionError):
+        found = VERSION
+    if found != VERSION:
+        return _version(found)
+    text = str(exc)
+    if not isinstance(exc, msgspec.ValidationError):
+        return BadMessage(f"the body is not JSON: {text}")
+    message, _, path = text.partition(" - at `")
+    parts = [path.rstrip("`").removeprefix("$").removeprefix(".")]
+    if message.startswith("Object "):  # "missing required field `x`"
+        parts.append(message.split("`")[1])
+    name = ".".join(part for part in parts if part) or None
+    return BadMessage(message, field=name)
+
+Backend = Literal["container", "microvm", "vm", "fncall", "fake"]
+
+State = Literal[
+    "requested", "placed", "starting", "running", "pausing", "paused", "resuming",
+    "stopping", "stopped", "failed", "rejected", "lost",
+]  # fmt: skip
+
+MAX_BATCH = 32_768
+"""Sandboxes in one create request."""
+
+ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
+
+Cores = Annotated[float, Meta(gt=0, le=1024)]
+
+MemoryMb = Annotated[int, Meta(ge=16, le=4_194_304)]
+
+DiskMb = Annotated[int, Meta(ge=1, le=16_777_216)]
+
+Labels = dict[
+    Annotated[str, Meta(min_length=1, max_length=63)], Annotated[str, Meta(max_length=255)]
+]
+
+class SandboxSpec(Message, frozen=True):
+    """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top)."""
+
+    backend: Backend = "container"
+    container_image: ImageName | None = None
+    layers: Annotated[list[ImageName], Meta(max_length=64)] = []
+    cpu_cores_limit: Cores | None = None
+    cpu_cores_request: Cores | None = None
+    memory_limit_mb: MemoryMb | None = None
+    memory_request_mb: MemoryMb | None = None
+    disk_limit_mb: DiskMb | None = None
+    pids_limit: Annotated[int, Meta(ge=8, le=4_194_304)] | None = None
+    env: dict[Annotated[str, Meta(pattern=r"^[^=\x00]+$")], str] = {}
+    workdir: Annotated[str, Meta(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
+    init_user: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    ttl_running_stop: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
+    deadline_s: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
+    on_timeout: Literal["stop", "pause"] = "stop"
+    network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] = {}
+    policy: dict[str, Any] | None = None
+    require: list[str] = []
+    qos: Literal["best_effort", "latency_sensitive"] = "best_effort"
+    labels: Labels = {}
+    job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    options: dict[str, Any] = {}
+
+class CreateRequest(Versioned, frozen=True):
+    """client → auth, ``dsec.req.v1.<project>.sandbox.create[.<principal>]``.
+
+    ``specs`` × ``count`` sandboxes (``count`` > 1 only with one spec). Each spec is
+    judged alone: bad ones get their own error, the others run. ``request_id`` is
+    the idempotency key and the uid of the first sandbox; sandbox *i* has the uid
+    ``ids.item_uid(request_id, i)``. ``timeout_s`` bounds the wait for readiness.
+    """
+
+    request_id: Uid
+    specs: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_BATCH)]
+    count: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 1
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
+
+class ItemResult(Message, frozen=True):
+    """One sandbox of a request. ``id`` (``<node>-<uid>``) once it is placed."""
+
+    index: int
+    uid: Uid
+    state: State
+    id: str | None = None
+    node: str | None = None
+    error: WireError | None = None
+
+class CreateReply(Versioned, frozen=True):
+    """→ the client's inbox; as many as it takes until every item has settled."""
+
+    request_id: Uid
+    total: int
+    results: list[ItemResult]
+
+class SandboxOpRequest(Versioned, frozen=True):
+    """client → auth, ``dsec.req.v1.<project>.sandbox.<stop|pause|resume|set_timeout>``.
+
+    Names sandboxes by ``uids`` or all of a ``job`` or all that carry ``labels``.
+    ``ttl_running_stop`` and ``deadline_s`` belong to set_timeout.
+    """
+
+    request_id: Uid
+    uids: Annotated[list[Uid], Meta(max_length=MAX_BATCH)] = []
+    job: str | None = None
+    labels: Labels = {}
+    grace_s: Seconds = 0.0
+    cause: Annotated[str, Meta(max_length=64)] | None = None
+    ttl_running_stop: Seconds | None = None
+    deadline_s: Seconds | None = None
+
+class OpReply(Versioned, frozen=True):
+    """→ the client's inbox when every named sandbox has settled (or its error)."""
+
+    request_id: Uid
+    results: list[ItemResult]
+
+class LayerRef(Message, frozen=True):
+    """A layer in the store."""
+
+    digest: str
+    size_bytes: int = 0
+
+class ImageConfig(Message, frozen=True):
+    """Defaults that an image brings."""
+
+    env: dict[str, str] = {}
+    workdir: str | None = None
+    user: str | None = None
+    entrypoint: list[str] = []
+    cmd: list[str] = []
+    volumes: list[str] = []
+    labels: dict[str, str] = {}
+
+class SandboxEvent(Versioned, frozen=True):
+    """scheduler → everyone, ``dsec.evt.v1.sandbox.<project>.<state>.<uid>``."""
+
+    uid: Uid
+    project: Token
+    state: State
+    generation: int
+    at: UnixTime
+    id: str | None = None
+    node: str | None = None
+    backend: str = "container"
+    cause: str | None = None
+    is_infra: bool = False
+    message: str = ""
+    job: str | None = None
+    labels: Labels = {}
+    request_id: str | None = None
+    index: int = 0
+    error: WireError | None = None
+
+class SandboxInfo(Message, frozen=True):
+    """A sandbox as the scheduler knows it."""
+
+    uid: Uid
+    project: Token
+    state: State
+    generation: int
+    backend: str
+    created_at: UnixTime
+    changed_at: UnixTime
+    id: str | None = None
+    node: str | None = None
+    request_id: str | None = None
+    index: int = 0
+    principal: str = ""
+    cause: str | None = None
+    is_infra: bool = False
+    message: str = ""
+    error: WireError | None = None
+    job: str | None = None
+    labels: Labels = {}
+    spec: SandboxSpec | None = None
+    enforcement: dict[str, str] = {}
+
+class SandboxQuery(Versioned, frozen=True):
+    """client → auth, ``dsec.get.v1.<project>.sandbox.list`` (and ``.get`` with
+    ``uids``). Pages: ``after`` is the last uid of the page before."""
+
+    uids: Annotated[list[Uid], Meta(max_length=MAX_BATCH)] = []
+    request_id: str | None = None
+    job: str | None = None
+    labels: Labels = {}
+    states: list[State] = []
+    node: str | None = None
+    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 200
+    project: str | None = None
+
+class SandboxPage(Versioned, frozen=True):
+    """Sandboxes in the order of their uids; ``next`` is set where more follow."""
+
+    sandboxes: list[SandboxInfo]
+    next: str | None = None
+
+HEADER_OFFSET = "Dsec-Offset"
+"""On ``o`` and ``e`` frames (always on those that are sent again): the count of output
+bytes before this frame. What the client has already is to be skipped. On ``x``, where
+present: the count of all output bytes in frames."""
+
+CHUNK_BYTES = 256 * 1024
+"""Largest body of an ``o``, ``e`` or ``i`` frame."""
+
+WINDOW_BYTES = 4 * 1024 * 1024
+"""Unacknowledged bytes per direction of one operation."""
+
+INLINE_BYTES = 64 * 1024
+"""Outputs up to this size come inside the final reply, without frames."""
+
+KEEPALIVE_S = 5.0
+"""Longest silence of an operation that lives."""
+
+OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
+
+Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+
+UserName = Annotated[str, Meta(min_length=1, max_length=64)]
+
+class ExecRequest(Versioned, frozen=True):
+    """verb ``exec``. Exactly one of ``argv``, ``shell``. A request with an ``op_id``
+    seen before re-attaches to that command or repeats its result: it never runs
+    twice. ``stream``: output comes in frames as it is made, else in the reply as
+    far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
+    announces input frames."""
+
+    op_id: OpId
+    argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
+    shell: str | None = None
+    session: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    cwd: Path | None = None
+    env: dict[Annotated[str, Meta(pattern=r"^[^=\x00]+$")], str] = {}
+    user: UserName | None = None
+    timeout_s: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
+    output_limit_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 10 * 1024 * 1024
+    merge: bool = False
+    stdin: bool = False
+    stdin_data: bytes | None = None
+    stream: bool = False
+
+class ExecReply(Versioned, frozen=True):
+    """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
+    in frames. ``truncated`` counts the bytes dropped (stdout, stderr)."""
+
+    op_id: OpId
+    exit_code: int | None = None
+    signal: str | None = None
+    timed_out: bool = False
+    oom_killed: bool = False
+    truncated: tuple[int, int] = (0, 0)
+    duration_s: float = 0.0
+    seq: int = 0
+    epoch: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    error: WireError | None = None
+
+class FileRequest(Versioned, frozen=True):
+    """verbs ``file_read file_write file_stat file_list file_mkdir file_remove
+    file_move``; the fields each verb reads are named after what they do. Content
+    travels in frames: ``o`` frames for a read, ``i`` frames for a write (``data``
+    instead, for content up to ``INLINE_BYTES``)."""
+
+    op_id: OpId
+    path: Path
+    user: UserName | None = None
+    offset: Annotated[int, Meta(ge=0)] = 0
+    length: Annotated[int, Meta(ge=0)] | None = None
+    mode: Annotated[int, Meta(ge=0, le=0o7777)] | None = None
+    append: bool = False
+    data: bytes | None = None
+    size: Annotated[int, Meta(ge=0)] | None = None
+    recursive: bool = False
+    parents: bool = True
+    target: Path | None = None
+
+class FileEntry(Message, frozen=True):
+    """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch."""
+
+    path: str
+    type: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    mtime: float
+    target: str | None = None
+
+class FileReply(Versioned, frozen=True):
+    """The final frame of a file verb. ``data`` is the content of a read that came
+    without frames."""
+
+    op_id: OpId
+    entry: FileEntry | None = None
+    entries: list[FileEntry] | None = None
+    data: bytes | None = None
+    size: int = 0
+    error: WireError | None = None
+
+class InfoRequest(Versioned, frozen=True):
+    """verb ``info``: what the edge knows of the sandbox now."""
+
+    op_id: OpId
+
+class InfoReply(Versioned, frozen=True):
+    """Live facts of a sandbox. Sizes in bytes, times in seconds."""
+
+    op_id: OpId
+    uid: Uid | None = None
+    state: str = ""
+    epoch: int = 0
+    metrics: dict[str, float] = {}
+    enforcement: dict[str, str] = {}
+    idle_s: float = 0.0
+    error: WireError | None = None
+
+Grant = Annotated[
+    str,
+    Meta(pattern=r"^(\*|[a-z]+\.(\*|[a-z_]+))$", description="entity.verb, entity.* or *"),
+]
+
+Name = Annotated[str, Meta(min_length=1, max_length=63)]
+
+class Limits(Message, frozen=True):
+    """A quota; ``None`` is no limit of its own (ancestors still bound it)."""
+
+    sandboxes: Annotated[int, Meta(ge=0)] | None = None
+    cores: Annotated[float, Meta(ge=0)] | None = None
+    memory_mb: Annotated[int, Meta(ge=0)] | None = None
+    creations_per_s: Annotated[float, Meta(gt=0)] | None = None
+
+class Amounts(Message, frozen=True):
+    """What is in use: sandboxes, cores, MiB."""
+
+    sandboxes: int = 0
+    cores: float = 0.0
+    memory_mb: int = 0
+
+class ProjectCreate(Versioned, frozen=True):
+    """``req project.create``: a child of the subject's project. ``id`` is chosen by
+    the caller or made from ``name``; it is one token and unique."""
+
+    request_id: str
+    name: Name
+    id: Token | None = None
+    quota: Limits | None = None
+
+class ProjectDelete(Versioned, frozen=True):
+    """``req project.delete``: ``id`` is the subject's project or a descendant."""
+
+    request_id: str
+    id: Token
+
+class ProjectInfo(Message, frozen=True):
+    """A project; ``path`` are the ids from the root."""
+
+    id: Token
+    name: str
+    parent: Token | None
+    path: list[str]
+    created_at: UnixTime
+
+class KeyCreate(Versioned, frozen=True):
+    """``req key.create``: a new principal with a key. ``grants`` must be held by the
+    caller in the project. ``kind`` node or service needs grant ``node.*``."""
+
+    request_id: str
+    name: Name
+    grants: list[Grant] = []
+    kind: Annotated[str, Meta(pattern=r"^(user|service|agent|node)$")] = "user"
+    node: Token | None = None
+    expires_in_s: Annotated[float, Meta(gt=0)] | None = None
+
+class KeyDelete(Versioned, frozen=True):
+    """``req key.delete``."""
+
+    request_id: str
+    id: str
+
+class KeyInfo(Message, frozen=True):
+    """A key. ``secret`` only in the answer to its creation."""
+
+    id: str
+    principal: str
+    name: str
+    kind: str
+    project: Token
+    grants: list[str]
+    created_at: UnixTime
+    expires_at: UnixTime | None = None
+    revoked: bool = False
+    secret: str | None = None
+
+class GrantCreate(Versioned, frozen=True):
+    """``req grant.create``: gives ``principal`` grants in the subject's project and
+    everything below it."""
+
+    request_id: str
+    principal: str
+    grants: Annotated[list[Grant], Meta(min_length=1)]
+
+class GrantDelete(Versioned, frozen=True):
+    """``req grant.delete``."""
+
+    request_id: str
+    principal: str
+    grants: Annotated[list[Grant], Meta(min_length=1)]
+
+class QuotaCreate(Versioned, frozen=True):
+    """``req quota.create``: sets the limits of ``project`` (the subject's project's
+    own only by someone who holds ``quota.create`` in its parent)."""
+
+    request_id: str
+    limits: Limits
+    project: Token | None = None
+
+class QuotaInfo(Message, frozen=True):
+    """Limits and use of one project; ``used`` counts its descendants too."""
+
+    project: Token
+    limit: Limits
+    used: Amounts
+
+class IamQuery(Versioned, frozen=True):
+    """``get project.list|key.list|quota.get|grant.list|whoami.get``."""
+
+    project: Token | None = None
+    principal: str | None = None
+
+class IamReply(Versioned, frozen=True):
+    """The answer to every iam request: the fields that apply are set."""
+
+    request_id: str | None = None
+    project: ProjectInfo | None = None
+    projects: list[ProjectInfo] | None = None
+    key: KeyInfo | None = None
+    keys: list[KeyInfo] | None = None
+    quota: QuotaInfo | None = None
+    grants: list[str] | None = None
+    principal: str | None = None
+
+Pool = Literal["onprem", "cloud"]
+
+class FeatureReport(Message, frozen=True):
+    """One capability as probed."""
+
+    supported: bool
+    reason: str = ""
+
+class BackendStatus(Message, frozen=True):
+    """One backend of a node as probed."""
+
+    supported: bool
+    reason: str = ""
+    features: dict[str, FeatureReport] = {}
+
+class Resources(Message, frozen=True):
+    """Amounts: cores, MiB, sandboxes."""
+
+    cores: float = 0.0
+    memory_mb: int = 0
+    sandboxes: int = 0
+
+class NodeCommand(Versioned, frozen=True):
+    """client → auth → scheduler, ``node.<cordon|uncordon|drain>``."""
+
+    request_id: str
+    node: Token
+    verb: Annotated[str, Meta(pattern=r"^(cordon|uncordon|drain)$")] = "cordon"
+
+class NodeInfo(Message, frozen=True):
+    """A node as the watcher sees it. ``state``: ready, cordoned, draining or lost."""
+
+    id: Token
+    state: str
+    pool: Pool
+    capacity: Resources
+    committed: Resources
+    used: Resources
+    backends: dict[str, BackendStatus] = {}
+    counts: dict[str, dict[str, int]] = {}
+    seen_at: UnixTime = 0.0
+    epoch: str = ""
+
+class NodeList(Versioned, frozen=True):
+    """Answer of ``node.list``."""
+
+    nodes: list[NodeInfo]
+
+Kind = Literal["base", "workspace", "toolkit"]
+
+class ImageCreate(Versioned, frozen=True):
+    """``req image.create``. Exactly one source: ``path`` (a directory, tar or
+    ``docker save`` archive on imagesvc's machine, below its allowed roots) or
+    ``docker`` (a local Docker image). ``prefix``: where a workspace or toolkit
+    lands in the sandbox."""
+
+    request_id: str
+    name: ImageName
+    kind: Kind = "base"
+    path: Annotated[str, Meta(max_length=4096)] | None = None
+    docker: Annotated[str, Meta(max_length=256)] | None = None
+    prefix: Annotated[str, Meta(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
+    config: ImageConfig | None = None
+
+class ImageDelete(Versioned, frozen=True):
+    """``req image.delete``."""
+
+    request_id: str
+    name: ImageName
+
+class ImageInfo(Message, frozen=True):
+    """A registered image. Names are visible in their project and below it."""
+
+    name: str
+    project: str
+    kind: Kind
+    layers: list[LayerRef]
+    config: ImageConfig
+    size_bytes: int
+    created_at: UnixTime
+
+class ImageReply(Versioned, frozen=True):
+    """The answer to an image request. While an import runs, replies with only
+    ``progress`` (0…1) and ``stage`` come first."""
+
+    request_id: str | None = None
+    image: ImageInfo | None = None
+    images: list[ImageInfo] | None = None
+    progress: float | None = None
+    stage: str = ""
+    error: WireError | None = None
+
+class ImageQuery(Versioned, frozen=True):
+    """``get image.list`` and ``image.get`` (with ``name``). ``projects`` is filled
+    in by auth: the subject's project and its ancestors."""
+
+    name: str | None = None
+    kind: Kind | None = None
+    projects: list[str] = []
+
+class Finding(Versioned, frozen=True):
+    """audit → security team, ``dsec.audit.v1.<project>.<severity>.<rule>``."""
+
+    id: str
+    at: UnixTime
+    project: str
+    severity: Literal["info", "low", "medium", "high", "critical"]
+    rule: str
+    explanation: str
+    uid: str | None = None
+    principal: str | None = None
+    evidence: list[str] = []
+    confidence: Annotated[float, Meta(ge=0, le=1)] = 1.0
+
+class AuditQuery(Versioned, frozen=True):
+    """``get audit.list``: newest first; ``before`` is the last id of the page before."""
+
+    project: str | None = None
+    principal: str | None = None
+    verb: str | None = None
+    target: str | None = None
+    request_id: str | None = None
+    since: UnixTime | None = None
+    before: int | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 200
+    projects: list[str] = []
+
+class AuditEntry(Message, frozen=True):
+    """A stored record: its number, its content, and the chain hash over both."""
+
+    seq: int
+    kind: str
+    record: dict[str, Any]
+    hash: str
+
+class AuditPage(Versioned, frozen=True):
+    """Entries, newest first; ``next`` is set where more follow."""
+
+    entries: list[AuditEntry]
+    next: int | None = None
+
+def req(project: str, entity: str, verb: str, principal: str | None = None) -> str:
+    """A client's request that changes something. With the principal as last token
+    (which the bus lets no one else use) the request is attributed; the short form
+    is for trainers without an SDK and is recorded as ``anonymous``."""
+    return f"dsec.req.v1.{project}.{entity}.{verb}" + (f".{principal}" if principal else "")
+
+def get(project: str, entity: str, verb: str, principal: str | None = None) -> str:
+    """A client's read; forms as in :func:`req`."""
+    return f"dsec.get.v1.{project}.{entity}.{verb}" + (f".{principal}" if principal else "")
+
+def exec_(project: str, node: str, uid: str, verb: str, principal: str) -> str:
+    """A client's operation at the edge that owns the sandbox."""
+    return f"dsec.exec.v1.{project}.{node}.{uid}.{verb}.{principal}"
+
+def out(node: str, principal: str, connection: str, op: str) -> str:
+    """An edge's answers to one operation of one client connection: the reply
+    subject of :func:`exec_` requests. An edge may publish only under its node."""
+    return f"dsec.out.v1.{node}.{principal}.{connection}.{op}"
+
+def inbox_prefix(principal: str, connection: str) -> str:
+    """The inbox prefix of one client connection; nobody else may listen there."""
+    return f"_INBOX.{principal}.{connection}"
+
+def cmd(entity: str, verb: str, key: str) -> str:
+    """A command between services; for edges the key is the node."""
+    return f"dsec.cmd.v1.{entity}.{verb}.{key}"
+
+def evt_sandbox(project: str, state: str, uid: str) -> str:
+    """A sandbox changed state."""
+    return f"dsec.evt.v1.sandbox.{project}.{state}.{uid}"
+
+def audit(project: str, severity: str, rule: str) -> str:
+    """A finding of audit."""
+    return f"dsec.audit.v1.{project}.{severity}.{rule}"

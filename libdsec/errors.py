@@ -1,0 +1,316 @@
+"""The SDK's exceptions: one root, children by what the caller can do.
+
+Owns: the classes and the translation from the wire. Does not own: codes (they are
+the system's closed set). ``is_infra`` is true exactly where a trainer should mask
+the sample; ``retryable`` where the same call may succeed later.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno as errno_
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from libdsec._wire import WireError
+
+if TYPE_CHECKING:
+    from libdsec.results import ExecResult
+
+INFRA_CODES = frozenset(
+    {"capacity_exhausted", "unavailable", "deadline_exceeded", "internal", "sandbox_died"}
+)
+RETRYABLE_CODES = frozenset({"capacity_exhausted", "unavailable", "deadline_exceeded"})
+
+
+class DSecError(Exception):
+    """Root of all errors of the SDK.
+
+    ``code`` is stable; ``field`` names the argument or limit at fault; ``cause`` is
+    a sandbox's cause of death where one died; ``retry_after_s`` is a hint.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        field: str | None = None,
+        retryable: bool | None = None,
+        is_infra: bool | None = None,
+        cause: str | None = None,
+        retry_after_s: float | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.field = field
+        self.retryable = code in RETRYABLE_CODES if retryable is None else retryable
+        self.is_infra = code in INFRA_CODES if is_infra is None else is_infra
+        self.cause = cause
+        self.retry_after_s = retry_after_s
+        self.details = details or {}
+
+    def __str__(self) -> str:
+        return f"{self.message} (field {self.field})" if self.field else self.message
+
+    def __repr__(self) -> str:
+        shown = (("field", self.field), ("cause", self.cause))
+        rest = "".join(f", {k}={v!r}" for k, v in shown if v)
+        return f"{type(self).__name__}({self.code}: {self.message!r}{rest})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.__dict__, self.args)
+
+
+def _restore(type_: type[DSecError], state: dict[str, Any], args: tuple[Any, ...]) -> DSecError:
+    """Unpickles: the class survives a process boundary, with all it knew."""
+    error = type_.__new__(type_)
+    error.__dict__.update(state)
+    error.args = args
+    if isinstance(error, FileError):
+        error._mark()
+    return error
+
+
+class _Coded(DSecError):
+    """A child whose class fixes the code."""
+
+    default_code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, **kw: Any) -> None:
+        super().__init__(kw.pop("code", self.default_code), message, **kw)
+
+
+class InvalidRequest(_Coded):
+    """The request makes no sense; ``field`` says where."""
+
+    default_code = "invalid_request"
+
+
+class Unauthenticated(_Coded):
+    """The key or token is not accepted."""
+
+    default_code = "unauthenticated"
+
+
+class Forbidden(_Coded):
+    """A grant is missing."""
+
+    default_code = "forbidden"
+
+
+class NotFound(_Coded):
+    """There is no such thing, or it is not yours to see."""
+
+    default_code = "not_found"
+
+
+class Conflict(_Coded):
+    """It exists already with other content, or its state forbids the call."""
+
+    default_code = "conflict"
+
+
+class QuotaExceeded(_Coded):
+    """A quota is used up; ``field`` names the limit."""
+
+    default_code = "quota_exceeded"
+
+
+class Unsupported(_Coded):
+    """No node can do what was asked for."""
+
+    default_code = "unsupported"
+
+
+class PolicyDenied(_Coded):
+    """A policy forbids it."""
+
+    default_code = "policy_denied"
+
+
+class CapacityExhausted(_Coded):
+    """No room now; retry later."""
+
+    default_code = "capacity_exhausted"
+
+
+class SandboxDied(_Coded):
+    """The sandbox ended; ``cause`` says by what, ``is_infra`` whether that was
+    infrastructure's fault."""
+
+    default_code = "sandbox_died"
+
+
+class Unavailable(_Coded):
+    """The service or the node cannot be reached."""
+
+    default_code = "unavailable"
+
+
+class DeadlineExceeded(_Coded):
+    """The call's own time ran out (never a command's: see :class:`ExecTimeout`)."""
+
+    default_code = "deadline_exceeded"
+
+
+class InternalError(_Coded):
+    """A fault of dsec."""
+
+    default_code = "internal"
+
+
+class StdinClosed(_Coded):
+    """Input was written after it was closed or after the command ended."""
+
+    default_code = "stdin_closed"
+
+
+class _WithResult(_Coded):
+    def __init__(self, message: str, result: ExecResult | None = None, **kw: Any) -> None:
+        super().__init__(message, **kw)
+        self.result = result
+
+
+class ExecFailed(_WithResult):
+    """``check=True`` and the exit code was not 0; ``result`` carries everything."""
+
+    default_code = "exec_failed"
+
+
+class ExecTimeout(_WithResult):
+    """``check=True`` and the command ran into its ``timeout``; ``result`` carries
+    the partial output."""
+
+    default_code = "exec_timeout"
+
+
+class FileError(_Coded):
+    """A file operation failed; ``path`` is the file in the sandbox."""
+
+    path: str = ""
+    default_errno: ClassVar[int] = errno_.EIO
+
+    def __init__(self, message: str, *, path: str = "", **kw: Any) -> None:
+        super().__init__(message, **kw)
+        self.path = path
+        self._mark()
+
+    def _mark(self) -> None:
+        """What code that knows only the builtin looks at. These live in OSError's
+        own slots, so a copy has to set them again."""
+        if isinstance(self, OSError):
+            error: Any = self
+            error.errno = self.default_errno
+            error.strerror = self.message
+            error.filename = self.path
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class FileNotFound(FileError, NotFound, builtins.FileNotFoundError):
+    """No such file."""
+
+    default_code = "not_found"
+    default_errno = errno_.ENOENT
+
+
+class FilePermissionDenied(FileError, Forbidden, builtins.PermissionError):
+    """The user may not do that to this file."""
+
+    default_code = "forbidden"
+    default_errno = errno_.EACCES
+
+
+class FileIsADirectory(FileError, InvalidRequest, builtins.IsADirectoryError):
+    """A file was expected, this is a directory."""
+
+    default_code = "invalid_request"
+    default_errno = errno_.EISDIR
+
+
+class FileNotADirectory(FileError, InvalidRequest, builtins.NotADirectoryError):
+    """A directory was expected."""
+
+    default_code = "invalid_request"
+    default_errno = errno_.ENOTDIR
+
+
+class FileAlreadyExists(FileError, Conflict, builtins.FileExistsError):
+    """It exists already."""
+
+    default_code = "conflict"
+    default_errno = errno_.EEXIST
+
+
+class DirectoryNotEmpty(FileError, Conflict, builtins.OSError):
+    """The directory has entries; pass ``recursive=True``."""
+
+    default_code = "conflict"
+    default_errno = errno_.ENOTEMPTY
+
+
+class NoSpaceLeft(FileError, QuotaExceeded, builtins.OSError):
+    """The sandbox's disk limit is reached."""
+
+    default_code = "quota_exceeded"
+    default_errno = errno_.ENOSPC
+
+
+BY_CODE: dict[str, type[_Coded]] = {
+    c.default_code: c
+    for c in (
+        InvalidRequest, Unauthenticated, Forbidden, NotFound, Conflict, QuotaExceeded,
+        Unsupported, PolicyDenied, CapacityExhausted, SandboxDied, Unavailable,
+        DeadlineExceeded, InternalError,
+    )
+}  # fmt: skip
+
+_BY_ERRNO: dict[str, type[FileError]] = {
+    "ENOENT": FileNotFound,
+    "EACCES": FilePermissionDenied,
+    "EPERM": FilePermissionDenied,
+    "EROFS": FilePermissionDenied,
+    "EISDIR": FileIsADirectory,
+    "ENOTDIR": FileNotADirectory,
+    "EEXIST": FileAlreadyExists,
+    "ENOTEMPTY": DirectoryNotEmpty,
+    "ENOSPC": NoSpaceLeft,
+    "EDQUOT": NoSpaceLeft,
+}
+
+
+def from_wire(error: WireError) -> DSecError:
+    """The exception of an error that came over the bus."""
+    return BY_CODE.get(error.code, InternalError)(error.message, **_facts(error))
+
+
+def file_error(error: WireError, path: str) -> DSecError:
+    """The exception of a failed file verb: by ``details.errno`` (a number or a
+    name); without one only a path that was not found is about the file."""
+    found = error.details.get("errno")
+    name = errno_.errorcode.get(found) if isinstance(found, int) else found
+    type_ = _BY_ERRNO.get(str(name))
+    if type_ is None:
+        return FileError(_named(error, path), path=path, **_facts(error)) if name else (
+            from_wire(error)
+        )
+    return type_(_named(error, path), path=path, **_facts(error))
+
+
+def _named(error: WireError, path: str) -> str:
+    return error.message if path in error.message else f"{path}: {error.message}"
+
+
+def _facts(error: WireError) -> dict[str, Any]:
+    return {
+        "code": error.code,
+        "field": error.field,
+        "retryable": error.retryable,
+        "is_infra": error.is_infra,
+        "cause": error.cause,
+        "retry_after_s": error.retry_after_s,
+        "details": dict(error.details),
+    }

@@ -1,0 +1,107 @@
+"""The SDK's wire types: source text picked out of the schemas, standing alone.
+
+Owns: which definitions the SDK needs and how their source is put together. Does
+not own: writing the file (:mod:`schemas.export`).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from dataclasses import dataclass, field
+
+from schemas import subjects
+from schemas.registry import MODULES
+
+WANTED = (
+    "VERSION", "HEADER_REPLY", "HEADER_TRACE", "HEADER_FRAME", "HEADER_OP", "HEADER_OFFSET",
+    "encode", "decode", "BadMessage", "ErrorReply", "Ok", "WireError",
+    "SandboxSpec", "CreateRequest", "CreateReply", "ItemResult", "MAX_BATCH",
+    "SandboxOpRequest", "OpReply", "SandboxEvent", "SandboxInfo", "SandboxQuery", "SandboxPage",
+    "CHUNK_BYTES", "WINDOW_BYTES", "INLINE_BYTES", "KEEPALIVE_S", "ExecRequest", "ExecReply",
+    "FileRequest", "FileReply", "FileEntry", "InfoRequest", "InfoReply",
+    "Limits", "Amounts", "ProjectCreate", "ProjectDelete", "ProjectInfo", "KeyCreate",
+    "KeyDelete", "KeyInfo", "GrantCreate", "GrantDelete", "QuotaCreate", "QuotaInfo",
+    "IamQuery", "IamReply", "NodeCommand", "NodeInfo", "NodeList", "Resources",
+    "BackendStatus", "FeatureReport", "ImageCreate", "ImageDelete", "ImageInfo", "ImageReply",
+    "ImageQuery", "AuditQuery", "AuditPage", "AuditEntry", "Finding",
+    "req", "get", "exec_", "out", "inbox_prefix", "evt_sandbox", "audit",
+)  # fmt: skip
+
+HEADER = '''"""Wire types, constants and subjects of dsec.
+
+Generated from schemas/ by `python -m schemas.export`: do not edit.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+'''
+
+
+@dataclass
+class _Definition:
+    """One top-level definition: its source and the names it needs."""
+
+    text: str
+    order: tuple[int, int]
+    needs: set[str] = field(default_factory=set)
+
+
+def _defined(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return node.name
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return node.target.id
+    return None
+
+
+def _collect() -> dict[str, _Definition]:
+    found: dict[str, _Definition] = {}
+    for number, module in enumerate((*MODULES, subjects)):
+        lines = inspect.getsource(module).splitlines()
+        body = ast.parse("\n".join(lines)).body
+        for index, node in enumerate(body):
+            name = _defined(node)
+            if name is None:
+                continue
+            last = _end(body, index)
+            text = "\n".join(lines[node.lineno - 1 : last])
+            needs = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - {name}
+            if name in found and name in WANTED:
+                raise ValueError(f"{name} is defined twice, the SDK cannot tell which")
+            found.setdefault(name, _Definition(text, (number, node.lineno), needs))
+    return found
+
+
+def _end(body: list[ast.stmt], index: int) -> int:
+    """The last line of a definition with the docstring that may follow it."""
+    after = body[index + 1] if index + 1 < len(body) else None
+    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        return after.end_lineno or after.lineno
+    return body[index].end_lineno or body[index].lineno
+
+
+def source() -> str:
+    """The text of ``libdsec/_wire.py``. Raises ``ValueError`` on ambiguous names."""
+    known = _collect()
+    missing = [name for name in WANTED if name not in known]
+    if missing:
+        raise ValueError(f"not defined in schemas: {', '.join(missing)}")
+    taken: set[str] = set()
+    queue = list(WANTED)
+    while queue:
+        name = queue.pop()
+        if name in taken or name not in known or hasattr(builtins, name):
+            continue
+        taken.add(name)
+        queue += known[name].needs
+    chosen = sorted((known[name] for name in taken), key=lambda d: d.order)
+    blocks = [HEADER, *(d.text for d in chosen)]
+    return "\n\n".join(b.strip("\n") for b in blocks) + "\n"

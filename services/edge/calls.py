@@ -1,0 +1,53 @@
+"""What an ``exec`` subject says. Pure.
+
+Owns: taking it apart and the rule for reply subjects. The bus lets only a client with
+the grant publish on the subject, and only a principal itself with its name at the end:
+so project and principal are believed, and nothing in a body is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import get_args
+
+from schemas.exec import ExecVerb
+
+VERBS = frozenset(get_args(ExecVerb))
+_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One message at the door."""
+
+    project: str
+    node: str
+    uid: str
+    verb: str
+    principal: str
+
+
+def parse(subject: str) -> Call | None:
+    """The parts of ``dsec.exec.v1.<project>.<node>.<uid>.<verb>.<principal>``; ``None``
+    for anything else."""
+    parts = subject.split(".")
+    if len(parts) != _TOKENS or parts[:3] != ["dsec", "exec", "v1"] or not all(parts):
+        return None
+    if parts[6] not in VERBS:
+        return None
+    return Call(parts[3], parts[4], parts[5], parts[6], parts[7])
+
+
+def may_reply(call: Call, reply: str) -> bool:
+    """Whether answers may go to ``reply``: only to the caller's own subjects."""
+    parts = reply.split(".")
+    prefix = ["dsec", "out", "v1", call.node, call.principal]
+    wild = {"*", ">", ""}
+    return parts[:5] == prefix and len(parts) == 7 and not wild.intersection(parts)
+
+
+def fingerprint(call: Call, body: bytes) -> bytes:
+    """What makes two requests with one operation id the same request."""
+    seed = f"{call.uid}\n{call.verb}\n{call.principal}\n".encode()
+    return hashlib.sha256(seed + body).digest()

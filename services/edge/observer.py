@@ -1,0 +1,188 @@
+"""What the edge tells the others: observations and access records.
+
+Owns: that each is published at least once, whatever dies in between, coalesced, in
+order. Does not own: what was observed.
+
+A record is journalled with the change it reports, published in the next batch, and
+leaves the journal when the stream has stored it. A batch is whatever waits: nothing
+waits for more to come, except access records, which nobody waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from schemas.audit import Access, AccessRecords
+from schemas.base import decode, encode
+from schemas.sandbox import EdgeObservations, Observation
+from schemas.subjects import evt_edge
+from services.edge import records
+from services.edge.journal import Journal
+from services.edge.link import Link
+from services.edge.records import Change
+from shared.bus import Outgoing
+from shared.errors import DsecError, Unavailable
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 1_000
+MAX_UNSENT = 200_000
+"""Access records kept while the bus is away; more are dropped and counted."""
+ACCESS_LINGER_S = 0.5
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
+
+OBSERVATIONS, ACCESS = "sandbox", "access"
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    kind: str
+    linger_s: float
+    render: Callable[[list[bytes]], bytes]
+
+
+class Publisher:
+    """Publishes one kind of record in order."""
+
+    def __init__(self, lane: _Lane, *, node: str, link: Link, journal: Journal) -> None:
+        self._lane = lane
+        self._node = node
+        self._link = link
+        self._journal = journal
+        self._waiting: deque[tuple[int, bytes]] = deque(records.load_outbox(journal.db, lane.kind))
+        self._wake = asyncio.Event()
+        self._publishing = asyncio.Lock()
+        self.dropped = 0
+
+    def put(self, row: int, data: bytes) -> None:
+        """Publishes a record that is journalled."""
+        self._waiting.append((row, data))
+        self._wake.set()
+
+    @property
+    def unsent(self) -> int:
+        """Records that the bus has not stored yet."""
+        return len(self._waiting)
+
+    async def run(self) -> None:
+        """Publishes until cancelled."""
+        backoff_s = BACKOFF_MIN_S
+        while True:
+            if not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+            if self._lane.linger_s:
+                await asyncio.sleep(self._lane.linger_s)
+            try:
+                await self._publish()
+                backoff_s = BACKOFF_MIN_S
+            except Unavailable as exc:
+                log.debug("%s records wait: %s", self._lane.kind, exc.message)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(BACKOFF_MAX_S, backoff_s * 2)
+            except Exception:
+                log.exception("%s records wait", self._lane.kind)
+                await asyncio.sleep(BACKOFF_MAX_S)
+
+    async def flush(self) -> None:
+        """One try to publish what waits, for an orderly end."""
+        with contextlib.suppress(DsecError):
+            while self._waiting:
+                await self._publish()
+
+    async def _publish(self) -> None:
+        async with self._publishing:
+            await self._publish_batch()
+
+    async def _publish_batch(self) -> None:
+        batch = [self._waiting[i] for i in range(min(MAX_BATCH, len(self._waiting)))]
+        if not batch:
+            return
+        data = self._lane.render([data for _, data in batch])
+        # rows are numbered once in the journal's life: the same batch, the same id
+        msg_id = f"{self._node}-{self._lane.kind}-{batch[0][0]}-{batch[-1][0]}"
+        subject = evt_edge(self._lane.kind, self._node)
+        await self._link.bus.store([Outgoing(subject, data, msg_id=msg_id)])
+        for _ in batch:
+            self._waiting.popleft()
+        self._journal.post(*records.outbox_sent([row for row, _ in batch]))
+
+
+class Observer:
+    """The way out for observations and access records."""
+
+    def __init__(self, *, node: str, epoch: str, link: Link, journal: Journal) -> None:
+        self._journal = journal
+        self._row = max(records.last_outbox(journal.db), _first_row(epoch))
+
+        def observations(items: list[bytes]) -> bytes:
+            decoded = [decode(item, Observation) for item in items]
+            return encode(EdgeObservations(node=node, epoch=epoch, observations=decoded))
+
+        def access(items: list[bytes]) -> bytes:
+            decoded = [decode(item, Access) for item in items]
+            return encode(AccessRecords(source="edge", records=decoded))
+
+        self.observations = Publisher(
+            _Lane(OBSERVATIONS, 0.0, observations), node=node, link=link, journal=journal
+        )
+        self.access = Publisher(
+            _Lane(ACCESS, ACCESS_LINGER_S, access), node=node, link=link, journal=journal
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begins publishing."""
+        for publisher in (self.observations, self.access):
+            self._tasks.append(asyncio.create_task(publisher.run()))
+
+    async def close(self) -> None:
+        """Ends; what is unsent stays in the journal."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def flush(self) -> None:
+        """Publishes what waits, as far as the bus takes it now."""
+        await self.observations.flush()
+        await self.access.flush()
+
+    async def emit(self, observations: Sequence[Observation], *changes: Change) -> None:
+        """Journals ``observations`` together with ``changes``, then publishes them.
+        A journal that can't be written is logged: what was observed is true anyway
+        and is still published."""
+        rows = [(self._next(), encode(o)) for o in observations]
+        inserts = [records.outbox(row, OBSERVATIONS, data) for row, data in rows]
+        try:
+            await self._journal.write(*changes, *inserts)
+        except Unavailable as exc:
+            log.error("not journalled: %s", exc.message)
+        for row, data in rows:
+            self.observations.put(row, data)
+
+    def accessed(self, access: Access, *changes: Change) -> None:
+        """Journals an access record (and ``changes``) without waiting for the commit."""
+        if self.access.unsent >= MAX_UNSENT:
+            self.access.dropped += 1
+            log.error("%d access records dropped: the bus is away", self.access.dropped)
+            self._journal.post(*changes)
+            return
+        row, data = self._next(), encode(access)
+        self._journal.post(*changes, records.outbox(row, ACCESS, data))
+        self.access.put(row, data)
+
+    def _next(self) -> int:
+        self._row += 1
+        return self._row
+
+
+def _first_row(epoch: str) -> int:
+    """Rows of a new process begin above those of all earlier ones, though the outbox
+    is empty in between: a number names one record for the stream's duplicate window.
+    ``epoch`` is the start's time in milliseconds, in base 36."""
+    return int(epoch, 36) << 20

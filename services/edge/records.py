@@ -1,0 +1,255 @@
+"""The journal's tables and the statements that change them.
+
+Owns: all SQL of the edge. Does not own: when it is committed (:mod:`journal`).
+A :data:`Change` is one statement; changes written together are committed together.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.base import Versioned, decode, encode
+from schemas.sandbox import EdgeOpItem, Observation, ResolvedSpec, StartItem
+from services.edge.drivers.base import Handle
+from services.edge.rules import Times
+
+SCHEMA_VERSION = 1
+TOMBSTONE_S = 24 * 3_600.0
+"""As long as the stream may deliver a start again."""
+MAX_TOMBSTONES = 1_000_000
+EXEC_S = 24 * 3_600.0
+MAX_EXECS = 50_000
+"""Results kept for repetition; the oldest go first."""
+
+Change = tuple[str, tuple[Any, ...]]
+
+SCHEMA = """
+create table if not exists meta (key text primary key, value text not null) without rowid;
+create table if not exists sandbox (
+    uid text primary key, generation integer not null, accepted blob not null,
+    handle text, epoch integer not null default 0, started_at real,
+    idle_s real, deadline_s real, paused integer not null default 0
+) without rowid;
+create table if not exists op (
+    uid text not null, verb text not null, item blob not null, primary key (uid, verb)
+) without rowid;
+create table if not exists tombstone (
+    uid text primary key, generation integer not null, observation blob not null,
+    at real not null
+) without rowid;
+create index if not exists tombstone_at on tombstone (at);
+create table if not exists exec (
+    uid text not null, op_id text not null, hash blob not null, at real not null, reply blob,
+    primary key (uid, op_id)
+) without rowid;
+create index if not exists exec_at on exec (at);
+create table if not exists outbox (
+    id integer primary key, kind text not null, data blob not null
+);
+"""
+
+
+class Accepted(Versioned, frozen=True):
+    """A start as it was accepted."""
+
+    item: StartItem
+    resolved: ResolvedSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRow:
+    """A sandbox as the journal knows it. ``handle`` is ``None`` until it started."""
+
+    accepted: Accepted
+    generation: int
+    times: Times
+    handle: Handle | None = None
+    epoch: int = 0
+    started_at: float | None = None
+    paused: bool = False
+
+    @property
+    def uid(self) -> str:
+        """The sandbox's id."""
+        return self.accepted.item.uid
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """How a sandbox ended here, to be said again to a late command."""
+
+    generation: int
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRow:
+    """An operation that was begun. ``reply`` is ``None`` where its end is unknown."""
+
+    hash: bytes
+    reply: bytes | None
+
+
+def accept(row: SandboxRow) -> Change:
+    """A start, before anything is done for it."""
+    return (
+        "insert or replace into sandbox (uid, generation, accepted, idle_s, deadline_s) "
+        "values (?,?,?,?,?)",
+        (row.uid, row.generation, encode(row.accepted), row.times.idle_s, row.times.deadline_s),
+    )
+
+
+def started(uid: str, handle: Handle, started_at: float) -> Change:
+    """It runs: from here a new edge process finds it by its handle."""
+    return (
+        "update sandbox set handle = ?, started_at = ? where uid = ?",
+        (_handle_text(handle), started_at, uid),
+    )
+
+
+def recovered(uid: str, handle: Handle, epoch: int) -> Change:
+    """It was found again after a restart of the edge."""
+    return (
+        "update sandbox set handle = ?, epoch = ? where uid = ?",
+        (_handle_text(handle), epoch, uid),
+    )
+
+
+def state(uid: str, generation: int, *, paused: bool, times: Times) -> Change:
+    """What operations changed."""
+    return (
+        "update sandbox set generation = ?, paused = ?, idle_s = ?, deadline_s = ? where uid = ?",
+        (generation, int(paused), times.idle_s, times.deadline_s, uid),
+    )
+
+
+def adopted(uid: str, generation: int) -> Change:
+    """It goes on under a newer command."""
+    return "update sandbox set generation = ? where uid = ?", (generation, uid)
+
+
+def op(verb: str, item: EdgeOpItem) -> Change:
+    """An operation that is to be done; the newest of a kind counts."""
+    return "insert or replace into op values (?,?,?)", (item.uid, verb, encode(item))
+
+
+def op_done(uid: str, verb: str) -> Change:
+    """It was done."""
+    return "delete from op where uid = ? and verb = ?", (uid, verb)
+
+
+def bury(observation: Observation) -> Change:
+    """How it ended, kept for late commands."""
+    return (
+        "insert or replace into tombstone values (?,?,?,?)",
+        (observation.uid, observation.generation, encode(observation), observation.at),
+    )
+
+
+def remove(uid: str) -> list[Change]:
+    """Everything about a sandbox but its tombstone."""
+    tables = ("sandbox", "op", "exec")
+    return [(f"delete from {table} where uid = ?", (uid,)) for table in tables]
+
+
+def exec_begun(uid: str, op_id: str, hash_: bytes, at: float) -> Change:
+    """An intent; the first one of an operation id stays."""
+    return "insert or ignore into exec values (?,?,?,?,null)", (uid, op_id, hash_, at)
+
+
+def exec_ended(uid: str, op_id: str, reply: bytes) -> Change:
+    """The result of an operation."""
+    return "update exec set reply = ? where uid = ? and op_id = ?", (reply, uid, op_id)
+
+
+def exec_dropped(uid: str, op_id: str) -> Change:
+    """An operation that was begun and is known not to have run."""
+    return "delete from exec where uid = ? and op_id = ?", (uid, op_id)
+
+
+def outbox(row: int, kind: str, data: bytes) -> Change:
+    """Something to be published."""
+    return "insert or replace into outbox values (?,?,?)", (row, kind, data)
+
+
+def outbox_sent(rows: Sequence[int]) -> list[Change]:
+    """It is stored on the bus."""
+    return [("delete from outbox where id = ?", (row,)) for row in rows]
+
+
+def prune(now: float) -> list[Change]:
+    """Drops what is too old or too much."""
+    newest = "delete from {0} where at <= (select at from {0} order by at desc limit 1 offset ?)"
+    return [
+        ("delete from op where uid not in (select uid from sandbox)", ()),
+        ("delete from tombstone where at < ?", (now - TOMBSTONE_S,)),
+        ("delete from exec where at < ?", (now - EXEC_S,)),
+        (newest.format("tombstone"), (MAX_TOMBSTONES,)),
+        (newest.format("exec"), (MAX_EXECS,)),
+    ]
+
+
+def load_sandboxes(db: sqlite3.Connection) -> list[SandboxRow]:
+    """All live sandboxes."""
+    rows = db.execute(
+        "select accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused "
+        "from sandbox"
+    )
+    return [
+        SandboxRow(
+            decode(accepted, Accepted), generation, Times(idle_s, deadline_s),
+            _handle(handle), epoch, started_at, bool(paused),
+        )
+        for accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused in rows
+    ]  # fmt: skip
+
+
+def load_ops(db: sqlite3.Connection) -> list[tuple[str, EdgeOpItem]]:
+    """Operations that were not done yet, oldest command first."""
+    rows = [(verb, decode(i, EdgeOpItem)) for verb, i in db.execute("select verb, item from op")]
+    return sorted(rows, key=lambda row: row[1].generation)
+
+
+def load_outbox(db: sqlite3.Connection, kind: str) -> list[tuple[int, bytes]]:
+    """What was not yet published, oldest first."""
+    query = "select id, data from outbox where kind = ? order by id"
+    return [(row, bytes(data)) for row, data in db.execute(query, (kind,))]
+
+
+def last_outbox(db: sqlite3.Connection) -> int:
+    """The highest id in use."""
+    return int(db.execute("select coalesce(max(id), 0) from outbox").fetchone()[0])
+
+
+def find_tombstones(db: sqlite3.Connection, uids: Sequence[str]) -> dict[str, Tombstone]:
+    """The tombstones of ``uids``."""
+    found: dict[str, Tombstone] = {}
+    query = "select generation, observation from tombstone where uid = ?"
+    for uid in uids:
+        row = db.execute(query, (uid,)).fetchone()
+        if row:
+            found[uid] = Tombstone(row[0], decode(row[1], Observation))
+    return found
+
+
+def begin_exec(
+    db: sqlite3.Connection, uid: str, op_id: str, hash_: bytes, at: float
+) -> ExecRow | None:
+    """Records an intent; the row that was there already, if there was one."""
+    if db.execute(*exec_begun(uid, op_id, hash_, at)).rowcount:
+        return None
+    query = "select hash, reply from exec where uid = ? and op_id = ?"
+    hash_, reply = db.execute(query, (uid, op_id)).fetchone()
+    return ExecRow(bytes(hash_), None if reply is None else bytes(reply))
+
+
+def _handle_text(handle: Handle) -> str:
+    return json.dumps([handle.uid, handle.backend, dict(handle.data), dict(handle.enforcement)])
+
+
+def _handle(text: str | None) -> Handle | None:
+    return Handle(*json.loads(text)) if text else None

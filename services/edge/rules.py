@@ -1,0 +1,161 @@
+"""Decisions about one sandbox. Pure: no clock, no I/O.
+
+Owns: what a redelivered or late command means, when time is up, what a failed start
+is called, whether a spec can be honoured. Does not own: doing it (actor, supervisor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.sandbox import ResolvedSpec, SandboxSpec, StartItem
+from services.edge.admission import Amount
+from services.edge.drivers.base import BackendReport, Layer, StartSpec
+from shared import lifecycle
+from shared.errors import (
+    CapacityExhausted,
+    DsecError,
+    InvalidRequest,
+    NotFound,
+    PolicyDenied,
+    Unavailable,
+    Unsupported,
+)  # fmt: skip
+
+DEFAULT_USER = "root"
+DEFAULT_WORKDIR = "/"
+
+
+def judge_start(
+    generation: int, *, present: int | None, buried: int | None
+) -> Literal["start", "adopt", "repeat", "bury"]:
+    """What a start of ``generation`` means where the sandbox is present at a
+    generation, or its tombstone was made at one.
+
+    ``start`` it; ``adopt`` the one that lives here under the newer command (there
+    are never two for a uid); ``repeat`` what was last observed; ``bury``: it had
+    ended (or was stopped before it came), say so again.
+    """
+    if present is not None:
+        return "adopt" if generation > present else "repeat"
+    if buried is not None and generation <= buried:
+        return "bury"
+    return "start"
+
+
+def judge_op(verb: str, generation: int, *, present: int) -> Literal["do", "repeat"]:
+    """Whether an operation is new. An older one is a late delivery. A stop of the
+    present command is always obeyed: stopping twice does no harm."""
+    if generation < present:
+        return "repeat"
+    if generation == present and verb in ("pause", "resume"):
+        return "repeat"
+    return "do"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Limits of a sandbox's life in seconds, ``None`` = none. ``deadline_s`` counts
+    from its start, ``idle_s`` from its last activity while it runs."""
+
+    idle_s: float | None = None
+    deadline_s: float | None = None
+
+    def changed(self, idle_s: float | None, deadline_s: float | None) -> Times:
+        """With new values; ``None`` leaves one as it is, 0 removes it."""
+        return Times(_new(self.idle_s, idle_s), _new(self.deadline_s, deadline_s))
+
+
+def _new(old: float | None, new: float | None) -> float | None:
+    return old if new is None else (new or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """``cause`` when time is up; else look again in ``wait_s`` (``None``: never)."""
+
+    cause: Literal["idle_timeout", "deadline"] | None = None
+    wait_s: float | None = None
+
+
+def due(
+    times: Times, *, now: float, started_at: float, active_at: float, busy: bool, running: bool
+) -> Due:
+    """Whether a sandbox's time is up. ``busy``: commands run, which is activity. A
+    sandbox that does not run (paused) is not idle, but its deadline goes on."""
+    waits: list[float] = []
+    if times.deadline_s is not None:
+        left = started_at + times.deadline_s - now
+        if left <= 0:
+            return Due("deadline")
+        waits.append(left)
+    if times.idle_s is not None and running:
+        left = times.idle_s if busy else active_at + times.idle_s - now
+        if left <= 0:
+            return Due("idle_timeout")
+        waits.append(left)
+    return Due(None, min(waits) if waits else None)
+
+
+def demand(spec: SandboxSpec) -> Amount:
+    """What a sandbox commits of a node: its limits; without a limit, its request."""
+    return Amount(
+        cores=spec.cpu_cores_limit or spec.cpu_cores_request or 0.0,
+        memory_mb=spec.memory_limit_mb or spec.memory_request_mb or 0,
+        sandboxes=1,
+    )
+
+
+def check_spec(spec: SandboxSpec, report: BackendReport, *, pausable: bool) -> DsecError | None:
+    """Why this backend can't honour ``spec`` as it is asked for, if it can't."""
+    if not report.supported:
+        text = f"backend {spec.backend} does not work on this node: {report.reason}"
+        return Unsupported(text, field="backend")
+    if spec.policy:
+        return Unsupported("no enforcer of policy documents on this node", field="policy")
+    for name in spec.require:
+        feature = report.features.get(name)
+        if feature is None or not feature.supported:
+            why = feature.reason if feature else "unknown to this backend"
+            return PolicyDenied(f"{name} can't be enforced on this node: {why}", field="require")
+    if spec.on_timeout == "pause" and not pausable:
+        return Unsupported(f"backend {spec.backend} can't pause", field="on_timeout")
+    return None
+
+
+def failed_start(exc: DsecError) -> tuple[Literal["refused", "failed"], str]:
+    """How a start that raised is observed, and its cause. ``refused`` where another
+    node may do better: then nothing is left here, says the driver port."""
+    if isinstance(exc, CapacityExhausted | Unavailable):
+        return "refused", exc.cause or "capacity"
+    if exc.cause in lifecycle.CAUSES:
+        return "failed", exc.cause
+    if isinstance(exc, InvalidRequest | Unsupported | PolicyDenied):
+        return "failed", "invalid"
+    if isinstance(exc, NotFound):
+        return "failed", "image"
+    return "failed", "runtime"
+
+
+def start_spec(item: StartItem, resolved: ResolvedSpec, layers: list[Layer]) -> StartSpec:
+    """The driver's form of a start: the spec over the defaults of its image."""
+    spec, image = resolved.spec, resolved.image
+    env: Mapping[str, str] = {**image.env, **spec.env}
+    return StartSpec(
+        uid=item.uid,
+        project=item.project,
+        layers=layers,
+        cpu_cores=spec.cpu_cores_limit,
+        memory_mb=spec.memory_limit_mb,
+        disk_mb=spec.disk_limit_mb,
+        pids=spec.pids_limit,
+        env=env,
+        workdir=spec.workdir or image.workdir or DEFAULT_WORKDIR,
+        user=spec.init_user or image.user or DEFAULT_USER,
+        network_rules=spec.network_rules,
+        qos=spec.qos,
+        hostname=item.uid,
+        options=spec.options,
+    )
