@@ -8,7 +8,6 @@ that wrote it; the sweep sends what a crash or an outage left.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Sequence

@@ -92,6 +92,8 @@ class Requests:
         for entry in live:
             if entry.ask.project not in paths:
                 entry.error = NotFound(f"no project {entry.ask.project}", field="project")
+            elif entry.create is not None:
+                entry.create.projects = list(reversed(paths[entry.ask.project]))
         live = [e for e in live if e.error is None]
         firsts: dict[str, Entry] = {}
         for entry in live:

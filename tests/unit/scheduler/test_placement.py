@@ -143,11 +143,11 @@ def test_cloud_nodes_take_their_share_and_what_does_not_fit() -> None:
     assert Counter(spilled.nodes.values()) == {"home": 10, "cloud": 20}
 
 
-def test_the_request_is_reserved_else_the_limit_else_the_default() -> None:
+def test_the_limit_is_reserved_else_the_request_else_the_default() -> None:
     given_ = {"default_cores": 0.5, "default_memory_mb": 64}
     assert amounts(SandboxSpec(), **given_) == (0.5, 64)
-    both = SandboxSpec(cpu_cores_limit=4.0, memory_limit_mb=4096, memory_request_mb=512)
-    assert amounts(both, **given_) == (4.0, 512)
+    both = SandboxSpec(cpu_cores_request=2.0, memory_limit_mb=4096, memory_request_mb=512)
+    assert amounts(both, **given_) == (2.0, 4096)
 
 
 def test_the_overlay_holds_a_placement_until_a_later_snapshot() -> None:
