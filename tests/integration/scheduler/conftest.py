@@ -89,6 +89,14 @@ class World:
         self._parts.append(trainer.stop)
         return trainer
 
+    def add(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Something more to end."""
+        self._parts.append(part)
+
+    def drop(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Something that the test has ended."""
+        self._parts.remove(part)
+
     def forget(self, app: App) -> None:
         """The test has ended this scheduler itself."""
         self._parts.remove(app.close)
