@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import tempfile
@@ -286,7 +287,7 @@ class Files:
             return await getattr(self, verb)(request, path)
         except OSError as exc:
             code = "not_found" if isinstance(exc, FileNotFoundError) else "invalid_request"
-            details = {"errno": {2: "ENOENT", 20: "ENOTDIR", 21: "EISDIR"}.get(exc.errno or 0, "EIO")}
+            details = {"errno": errno.errorcode[exc.errno or errno.EIO]}
             error = WireError(code=code, message=exc.strerror or "", field="path", details=details)
             return FileReply(op_id=request.op_id, error=error)
 

@@ -130,7 +130,8 @@ async def test_a_cancelled_wait_kills_the_command(peer: Peer, sandbox: Sandbox):
 
 
 async def test_signals_and_kill_reach_the_command(sandbox: Sandbox):
-    process = await sandbox.spawn("trap 'echo got; exit 7' USR1; echo ready; while :; do sleep 0.05; done")
+    script = "trap 'echo got; exit 7' USR1; echo ready; while :; do sleep 0.05; done"
+    process = await sandbox.spawn(script)
     assert await anext(process.stdout) == b"ready\n"
     await process.signal("SIGUSR1")
     assert (await process.wait()).exit_code == 7
