@@ -8,7 +8,7 @@ PYTEST := $(PYTHON) -m pytest
 TEST_WORKERS ?= 0
 PYTEST_ARGS ?=
 BENCH ?= create
-COMPOSE := $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo local test test-unit test-integration test-e2e lint schemas guest lock wheel up down bench clean

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
 
@@ -72,18 +72,23 @@ class Child:
         return self._process is not None and self._process.returncode is None
 
     async def start(
-        self, argv: Sequence[str], *, ready: Callable[[], Awaitable[bool]], cwd: Path | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        ready: Callable[[], Awaitable[bool]],
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """Execute ``argv`` and return when ``ready()`` is true. Raises
         :class:`StartError` when it exits first or after ``READY_DEADLINE_S``; nothing
-        runs then."""
+        runs then. ``env`` is the whole environment (default: this process's)."""
         if self.running:
             raise RuntimeError(f"{self.name} runs already")
         signal_name = self._death_signal.name.removeprefix("SIG")
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 "setpriv", "--pdeathsig", signal_name, *self._setpriv, *argv,
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd,
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, env=env,
                 start_new_session=True,  # a terminal's Ctrl-C is for us to pass on, in order
             )  # fmt: skip
         try:
@@ -96,12 +101,16 @@ class Child:
         deadline = time.monotonic() + READY_DEADLINE_S
         while not await ready():
             if not self.running:
-                raise StartError(f"{self.name} exited at start:\n{self._log_tail()}")
+                raise StartError(f"{self.name} exited at start:\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise StartError(
-                    f"{self.name} not ready after {READY_DEADLINE_S:.0f} s:\n{self._log_tail()}"
+                    f"{self.name} not ready after {READY_DEADLINE_S:.0f} s:\n{self.log_tail()}"
                 )
             await asyncio.sleep(READY_POLL_S)
+
+    async def wait(self) -> int | None:
+        """Wait until the child has ended; its exit code, ``None`` when none runs."""
+        return await self._process.wait() if self._process else None
 
     async def stop(self) -> None:
         """Ask the child to end; SIGKILL after ``STOP_DEADLINE_S``. Idempotent."""
@@ -125,6 +134,7 @@ class Child:
         await self._process.wait()
         self._process = None
 
-    def _log_tail(self) -> str:
+    def log_tail(self) -> str:
+        """The last lines the child has written."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])

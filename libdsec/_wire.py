@@ -122,9 +122,10 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
     if not isinstance(exc, msgspec.ValidationError):
         return BadMessage(f"the body is not JSON: {text}")
     message, _, path = text.partition(" - at `")
-    name = path.rstrip("`").removeprefix("$").removeprefix(".") or None
-    if name is None and "`" in message:  # "missing required field `x`"
-        name = message.split("`")[-2]
+    parts = [path.rstrip("`").removeprefix("$").removeprefix(".")]
+    if message.startswith("Object "):  # "missing required field `x`"
+        parts.append(message.split("`")[1])
+    name = ".".join(part for part in parts if part) or None
     return BadMessage(message, field=name)
 
 Backend = Literal["container", "microvm", "vm", "fncall", "fake"]

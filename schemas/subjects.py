@@ -169,12 +169,16 @@ DURABLES: tuple[Durable, ...] = (
         "scheduler_observations", "DSEC_EVT", ("dsec.evt.v1.edge.sandbox.*",), owner="scheduler"
     ),
     # an import of a large image takes minutes: the handler keeps the message alive
-    Durable(
-        "imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.>",), owner="imagesvc", batch=8
-    ),
+    Durable("imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.>",), owner="imagesvc", batch=8),
     Durable("audit_access", "DSEC_EVT", ("dsec.evt.v1.*.access.*",), owner="audit", batch=512),
     Durable("audit_violations", "DSEC_SEC", ("dsec.sec.v1.>",), owner="audit", batch=512),
 )
+
+
+def durable(name: str) -> Durable:
+    """The durable of that name. Raises ``KeyError`` where the map has none."""
+    return {d.name: d for d in DURABLES}[name]
+
 
 EDGE_DURABLE = Durable("edge_{node}", "DSEC_CMD", ("dsec.cmd.v1.edge.*.{node}",), owner="edge")
 """One per node, made by the scheduler when the node joins."""

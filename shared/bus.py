@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from faststream import AckPolicy
@@ -29,6 +29,8 @@ from schemas.base import BadMessage, ErrorReply, decode, encode
 from shared import telemetry
 from shared.errors import DsecError, Internal, InvalidRequest, Unavailable
 from shared.settings import Common
+from shared.stored import Outgoing as Outgoing
+from shared.stored import StoredPublisher
 from shared.wire import bad_message, from_wire, to_wire
 
 log = logging.getLogger(__name__)
@@ -37,26 +39,17 @@ RECONNECT_WAIT_S = 1
 PING_INTERVAL_S = 10
 REQUEST_S = 5.0
 """Default wait for an answer."""
-PUBLISH_S = 5.0
-"""Longest wait for the acknowledgement of stored messages."""
 MAX_PENDING_PUBLISHES = 4_000
+"""Stored messages that one call has in flight."""
 PENDING_BYTES = 64 * 1024 * 1024
 """What may wait for a server that is away."""
+DRAIN_S = 3
+"""Longest wait, at the end, for messages that nobody takes."""
 HEADER_BYTES = 2_048
-"""Room kept for headers, which count against the server's payload limit."""
+"""Room kept for the headers that the bus adds itself."""
 
 T = TypeVar("T")
 Answer = Callable[[Any, "Incoming"], Awaitable[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message to be published. ``msg_id`` makes a stored one idempotent."""
-
-    subject: str
-    data: bytes
-    headers: dict[str, str] = field(default_factory=dict)
-    msg_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +71,7 @@ class Bus:
         self.closed = asyncio.Event()
         """Set when the connection has ended for good: nats-py closes it on most errors
         that a server reports (expired or revoked rights), and only a new one helps."""
-        self.broker = NatsBroker(
+        self.broker = _Broker(
             settings.nats_url.split(","),
             security=_security(settings),
             name=f"dsec-{name}",
@@ -93,11 +86,13 @@ class Bus:
             logger=log,
             log_level=logging.DEBUG,
             graceful_timeout=settings.shutdown_s,
+            drain_timeout=DRAIN_S,
             error_cb=self._on_error,
             closed_cb=self._on_closed,
         )
         self._js: JetStreamContext | None = None
         self._client: Client | None = None
+        self._stored: StoredPublisher | None = None
 
     async def _on_error(self, exc: Exception) -> None:
         log.warning("bus: %s", exc or type(exc).__name__)
@@ -116,15 +111,30 @@ class Bus:
     def js(self) -> JetStreamContext:
         """JetStream on the connection."""
         if self._js is None:
-            self._js = self.client.jetstream(
-                publish_async_max_pending=MAX_PENDING_PUBLISHES, timeout=REQUEST_S
-            )
+            self._js = self.client.jetstream(timeout=REQUEST_S)
         return self._js
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection has been made anew."""
+        return int(self.client.stats["reconnects"])
 
     async def start(self) -> None:
         """Connects (waits for a server as long as it takes) and subscribes."""
         self._client = await self.broker.connect()
         await self.broker.start()
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Returns when ``stop`` is set. Raises ``Unavailable`` when the connection has
+        ended for good: the process then ends and its supervisor starts a new one."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self.closed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not stop.is_set():
+            raise Unavailable("bus: the server has closed the connection for good")
 
     async def close(self) -> None:
         """Ends subscriptions and the connection."""
@@ -190,33 +200,31 @@ class Bus:
         repetition harmless."""
         for message in messages:
             self.check_size(message)
-        try:
-            async with asyncio.timeout(PUBLISH_S):
-                pending = [await self._store_one(m) for m in messages]
-                results = await asyncio.gather(*pending, return_exceptions=True)
-        except (NatsError, TimeoutError) as exc:
-            raise Unavailable(f"bus: not stored: {exc or type(exc).__name__}") from exc
-        failed = [r for r in results if isinstance(r, BaseException)]
-        if failed:
-            raise Unavailable(f"bus: {len(failed)} not stored: {failed[0]}") from failed[0]
-
-    async def _store_one(self, message: Outgoing) -> asyncio.Future[Any]:
-        headers = dict(message.headers)
-        if message.msg_id:
-            headers["Nats-Msg-Id"] = message.msg_id
-        return await self.js.publish_async(
-            message.subject, message.data, wait_stall=PUBLISH_S, headers=headers or None
-        )
+        if not self.client.is_connected:
+            raise Unavailable("bus: not connected")
+        if self._stored is None:
+            self._stored = StoredPublisher(self.client)
+        for start in range(0, len(messages), MAX_PENDING_PUBLISHES):
+            await self._stored.publish(messages[start : start + MAX_PENDING_PUBLISHES])
 
     def check_size(self, message: Outgoing) -> None:
         """Raises ``InvalidRequest`` (field ``payload``) where the server would end
-        the connection."""
+        the connection. Headers count."""
         limit = self.client.max_payload - HEADER_BYTES
-        if len(message.data) > limit:
+        size = len(message.data) + sum(len(k) + len(v) + 4 for k, v in message.headers.items())
+        if size > limit:
             raise InvalidRequest(
-                f"a message of {len(message.data)} bytes is over the bus's limit of {limit}",
-                field="payload",
+                f"a message of {size} bytes is over the bus's limit of {limit}", field="payload"
             )
+
+
+class _Broker(NatsBroker):
+    """FastStream's error callback raises on a refused log-in, also inside nats-py's
+    reconnecting, which then ends without a sign. But a refusal may pass: a server that
+    has restarted refuses nodes and clients until auth is back."""
+
+    def _log_connection_broken(self, error_cb: Any = None) -> Any:
+        return error_cb
 
 
 def unwrap(data: bytes, type_: type[T]) -> T:

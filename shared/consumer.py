@@ -6,8 +6,9 @@ own: what the work is.
 
 A handler takes a list and makes one transaction of it. When it raises
 ``Unavailable`` the whole batch comes again later (an outage says nothing about the
-messages). When it raises anything else the batch is taken one by one, so that only
-the message at fault is delayed, and given up after its last delivery.
+messages). When it raises anything else the batch is halved until the message at fault
+stands alone: only that one is delayed, and given up after its last delivery, or at
+once where it could not be read (``BadMessage``: it will not become readable).
 """
 
 from __future__ import annotations
@@ -90,6 +91,11 @@ class BatchConsumer:
         self.handled = 0
         self.last_fetch_at = 0.0
 
+    @property
+    def name(self) -> str:
+        """The durable's name."""
+        return self._name
+
     def start(self) -> None:
         """Begins in the background."""
         self._task = asyncio.create_task(self._run(), name=f"consume {self._name}")
@@ -162,9 +168,10 @@ class BatchConsumer:
                 log.exception("%s: message %d failed", self._name, batch[0].stream_seq)
                 await self._settle(batch, exc, outage=False)
                 return
-            log.warning("%s: a batch of %d failed (%r), one by one", self._name, len(batch), exc)
-            for item in batch:
-                await self._process([item])
+            log.warning("%s: a batch of %d failed (%r), halved", self._name, len(batch), exc)
+            middle = len(batch) // 2
+            await self._process(batch[:middle])
+            await self._process(batch[middle:])
             return
         self.handled += len(batch)
         for item in batch:
@@ -173,7 +180,7 @@ class BatchConsumer:
     async def _settle(self, batch: list[Received], exc: Exception, *, outage: bool) -> None:
         for item in batch:
             # an outage may last: its messages are only given up by the stream's age
-            last = item.deliveries >= self._durable.max_deliver - 1
+            last = item.deliveries >= self._durable.max_deliver
             hopeless = last or isinstance(exc, BadMessage)  # it will not read better later
             if hopeless and not outage:
                 await self._give_up(item, exc)

@@ -44,7 +44,7 @@ class LoadView:
     async def read(self) -> dict[str, Heartbeat]:
         """The last heartbeat of every node that sent one within ``TTL_S``."""
         try:
-            nodes = sorted(n.decode() for n in await self._redis.smembers(NODES))
+            nodes = sorted(_text(n) for n in await self._redis.smembers(NODES))
             if not nodes:
                 return {}
             values = await self._redis.mget([LOAD + n for n in nodes])
@@ -57,7 +57,7 @@ class LoadView:
         for node, value in zip(nodes, values, strict=True):
             if value is not None:
                 try:
-                    view[node] = decode(value, Heartbeat)
+                    view[node] = decode(_text(value).encode(), Heartbeat)
                 except BadMessage:  # another version's entry: as good as none
                     continue
         return view
@@ -72,3 +72,8 @@ class LoadView:
     async def close(self) -> None:
         """Closes connections."""
         await self._redis.aclose()
+
+
+def _text(value: bytes | str) -> str:
+    # the client's types allow for either, whatever it is configured to
+    return value.decode() if isinstance(value, bytes) else value

@@ -12,13 +12,11 @@ import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from alembic.config import Config
-from alembic.runtime.environment import EnvironmentContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, pool, text
-from sqlalchemy.ext.asyncio import create_async_engine
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 SERVICES = ("auth", "scheduler", "imagesvc", "audit", "burst")
 LOCK = 0x64736563  # "dsec": one migration at a time, whoever runs it
@@ -36,6 +34,9 @@ def service_dsn(admin_dsn: str, service: str, password: str) -> str:
 async def prepare(admin_dsn: str, passwords: Mapping[str, str]) -> dict[str, str]:
     """Makes or updates role, schema and tables of every service in ``passwords``;
     returns their DSNs. Safe to repeat and to run twice at once."""
+    from sqlalchemy import pool, text  # not at the top: who only wants DSNs stays small
+    from sqlalchemy.ext.asyncio import create_async_engine
+
     engine = create_async_engine(
         admin_dsn.replace("postgresql://", "postgresql+asyncpg://", 1), poolclass=pool.NullPool
     )
@@ -50,6 +51,8 @@ async def prepare(admin_dsn: str, passwords: Mapping[str, str]) -> dict[str, str
 
 
 def _prepare_one(connection: Connection, service: str, password: str) -> None:
+    from sqlalchemy import text
+
     if not service.isidentifier():
         raise ValueError(f"{service!r} is not a service name")
     role = f"dsec_{service}"
@@ -60,14 +63,21 @@ def _prepare_one(connection: Connection, service: str, password: str) -> None:
     verb = "alter" if known else "create"
     connection.execute(text(f"{verb} role {role} login password {literal}".replace(":", "\\:")))
     connection.execute(text(f"create schema if not exists {service}"))
+    connection.execute(text(f"grant usage, create on schema {service} to {role}"))
+    # defaults, not grants after the fact: a revision may take some of them back
+    for kind in ("tables", "sequences"):
+        connection.execute(
+            text(f"alter default privileges in schema {service} grant all on {kind} to {role}")
+        )
     connection.execute(text(f"set local search_path to {service}"))
     _upgrade(connection, service)
-    for kind in ("tables", "sequences"):
-        connection.execute(text(f"grant all on all {kind} in schema {service} to {role}"))
-    connection.execute(text(f"grant usage, create on schema {service} to {role}"))
 
 
 def _upgrade(connection: Connection, service: str) -> None:
+    from alembic.config import Config
+    from alembic.runtime.environment import EnvironmentContext
+    from alembic.script import ScriptDirectory
+
     location = ROOT / "services" / service / "migrations"
     if not location.is_dir():
         return
@@ -76,7 +86,7 @@ def _upgrade(connection: Connection, service: str) -> None:
     script = ScriptDirectory.from_config(config)
 
     def steps(revision: str, _context: object) -> object:
-        return script._upgrade_revs("head", revision)  # noqa: SLF001 - what `alembic upgrade` calls
+        return script._upgrade_revs("head", revision)
 
     with EnvironmentContext(config, script, fn=steps) as environment:
         environment.configure(connection=connection, version_table_schema=service)

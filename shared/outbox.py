@@ -14,7 +14,17 @@ import logging
 from collections.abc import Sequence
 
 from sqlalchemy import (
-    BigInteger, Column, DateTime, Identity, LargeBinary, MetaData, String, Table, Text, func, text,
+    BigInteger,
+    Column,
+    DateTime,
+    Identity,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    func,
+    text,
 )  # fmt: skip
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -151,9 +161,7 @@ class Outbox:
                 ),
                 {"age": SWEEP_AFTER_S, "n": SWEEP_ROWS},
             )
-            rows = [
-                (i, Outgoing(s, bytes(d), json.loads(h) if h else {})) for i, s, d, h in result
-            ]
+            rows = [(i, Outgoing(s, bytes(d), json.loads(h) if h else {})) for i, s, d, h in result]
             if rows:
                 await self._bus.store([self._stamped(i, m) for i, m in rows])
                 await self._delete(connection, [i for i, _ in rows])

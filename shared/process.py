@@ -6,15 +6,42 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import uvloop
 
 from shared import telemetry
 from shared.errors import DsecError
-from shared.settings import Common
+from shared.settings import Common, load
 
 Main = Callable[[asyncio.Event], Awaitable[None]]
+S = TypeVar("S", bound=Common)
+
+
+def configured(service: str, type_: type[S]) -> S:
+    """The settings from the environment; ends the process with one line that names
+    the variable at fault."""
+    try:
+        return load(type_)
+    except DsecError as exc:
+        sys.exit(f"{service}: {exc.message}")
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
+    """Runs ``work`` to its end and returns true, or cancels it when ``stop`` is set
+    and returns false: a start that waits for an absent server must still end."""
+    task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        for future in (task, stopping):
+            future.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)
 
 
 def run(service: str, settings: Common, main: Main) -> None:

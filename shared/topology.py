@@ -13,7 +13,12 @@ from collections.abc import Iterator
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import (
-    AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType,
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
     StreamConfig,
 )  # fmt: skip
 from nats.js.errors import APIError, NotFoundError
@@ -85,18 +90,14 @@ async def _declare(js: JetStreamContext) -> None:
     await _verify(js)
 
 
-async def declare_durable(
-    js: JetStreamContext, durable: Durable, node: str | None = None
-) -> str:
+async def declare_durable(js: JetStreamContext, durable: Durable, node: str | None = None) -> str:
     """Creates a durable that is missing; returns its name. Errors as in
     :func:`declare`."""
     with _typed():
         return await _declare_durable(js, durable, node)
 
 
-async def _declare_durable(
-    js: JetStreamContext, durable: Durable, node: str | None = None
-) -> str:
+async def _declare_durable(js: JetStreamContext, durable: Durable, node: str | None = None) -> str:
     config = consumer_config(durable, node)
     name = config.durable_name or ""
     try:

@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from schemas.subjects import (
-    EDGE_DURABLE, EXEC_GRANTS, GET_GRANTS, GET_VERBS, REQ_GRANTS, WHOAMI, exec_, get, req,
+    EDGE_DURABLE,
+    EXEC_GRANTS,
+    GET_GRANTS,
+    GET_VERBS,
+    REQ_GRANTS,
+    WHOAMI,
+    exec_,
+    get,
+    req,
 )  # fmt: skip
 from services.auth.delegation import FLEET, expand
 from shared.errors import QuotaExceeded

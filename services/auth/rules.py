@@ -30,13 +30,6 @@ def may(held: Collection[str], grant: str, *, project: str) -> None:
         raise Forbidden(f"{grant} is not held in project {project}", field="project")
 
 
-def within(path: Sequence[str], project: str, *, field: str) -> None:
-    """Raises ``Forbidden`` unless the project with this ``path`` is ``project`` or
-    below it."""
-    if project not in path:
-        raise Forbidden(f"{path[-1]} is not in project {project}", field=field)
-
-
 def may_give(held: Collection[str], wanted: Iterable[str], *, field: str = "grants") -> None:
     """Raises unless every one of ``wanted`` exists and is held."""
     grants = list(wanted)

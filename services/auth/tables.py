@@ -7,8 +7,19 @@ come back to zero, which floating point does not promise.
 from __future__ import annotations
 
 from sqlalchemy import (
-    BigInteger, CheckConstraint, Column, DateTime, Double, ForeignKey, Index, LargeBinary,
-    MetaData, Table, Text, func, text,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    func,
+    text,
 )  # fmt: skip
 from sqlalchemy.dialects.postgresql import ARRAY
 

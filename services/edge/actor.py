@@ -30,7 +30,12 @@ from services.edge.records import Change, SandboxRow
 from shared import lifecycle
 from shared.clock import Clock
 from shared.errors import (
-    Conflict, DeadlineExceeded, DsecError, Internal, Unavailable, Unsupported,
+    Conflict,
+    DeadlineExceeded,
+    DsecError,
+    Internal,
+    Unavailable,
+    Unsupported,
 )  # fmt: skip
 from shared.wire import to_wire
 
@@ -128,15 +133,19 @@ class Sandbox:
             self.operate("wake", None)
         if self.state != "running" and self.ending is None:
             waiter = asyncio.ensure_future(self._running.wait())
-            await asyncio.wait(
-                {self.fate.sealed, waiter}, timeout=READY_S,
-                return_when=asyncio.FIRST_COMPLETED,
-            )  # fmt: skip
+            either: set[asyncio.Future[Any]] = {self.fate.sealed, waiter}
+            await asyncio.wait(either, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
             waiter.cancel()
+        if self.state != "running" and self.ending is None:
+            raise Unavailable(f"the sandbox is {self.state}", retry_after_s=0.5)
+        return self.present()
+
+    def present(self) -> Handle:
+        """The handle, right after :meth:`ready`. Raises as it does."""
         if self.ending is not None:
             raise self.ending.death()
-        if self.state != "running" or self.handle is None:
-            raise Unavailable(f"the sandbox is {self.state}", retry_after_s=0.5)
+        if self.handle is None:
+            raise Unavailable("the sandbox is starting", retry_after_s=0.2)
         return self.handle
 
     def enter(self, key: object, abort: Callable[[DsecError], None]) -> None:
@@ -166,10 +175,11 @@ class Sandbox:
 
     def observation(self, observed: Observed | None = None, **more: Any) -> Observation:
         """What is true now, at the present generation."""
-        if observed is None:
-            observed = {"running": "running", "paused": "paused"}.get(self.state, "starting")  # type: ignore[assignment]
+        now: Observed = "starting"
+        if self.state == "running" or self.state == "paused":
+            now = self.state
         return Observation(
-            uid=self.uid, generation=self.generation, observed=observed,  # type: ignore[arg-type]
+            uid=self.uid, generation=self.generation, observed=observed or now,
             at=self._context.clock.now(),
             enforcement=dict(self.handle.enforcement) if self.handle else {}, **more,
         )  # fmt: skip
@@ -226,15 +236,11 @@ class Sandbox:
         spec = resolved.spec
         pausable = isinstance(self.driver, Pausable)
         async with self._context.starts:
-            refusal = rules.check_spec(
-                spec, self._context.report(self.backend), pausable=pausable
-            )
+            refusal = rules.check_spec(spec, self._context.report(self.backend), pausable=pausable)
             if refusal:
                 raise refusal
             layers = await self._context.locator.find([la.digest for la in resolved.layers])
-            return await self.driver.start(
-                rules.start_spec(self.accepted.item, resolved, layers)
-            )
+            return await self.driver.start(rules.start_spec(self.accepted.item, resolved, layers))
 
     def _tell_starting(self) -> None:
         if self.ending is None:
@@ -336,9 +342,7 @@ class Sandbox:
         observed: Observed = "paused" if self.state == "paused" else "resumed"
         if verb == "set_timeout" and self.state == "running":
             observed = "running"
-        row = records.state(
-            self.uid, self.generation, paused=self._paused, times=self._times
-        )
+        row = records.state(self.uid, self.generation, paused=self._paused, times=self._times)
         observation = self.observation(observed, error=to_wire(error) if error else None)
         await self._context.observer.emit([observation], row, records.op_done(self.uid, verb))
 

@@ -64,9 +64,8 @@ class Fate:
         finished all the same counts, so that no handle is ever lost."""
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait(
-                {task, self.sealed}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            either: set[asyncio.Future[Any]] = {task, self.sealed}
+            await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 await _cancelled(task)
         except asyncio.CancelledError:

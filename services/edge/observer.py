@@ -54,10 +54,9 @@ class Publisher:
         self._node = node
         self._link = link
         self._journal = journal
-        self._waiting: deque[tuple[int, bytes]] = deque(
-            records.load_outbox(journal.db, lane.kind)
-        )
+        self._waiting: deque[tuple[int, bytes]] = deque(records.load_outbox(journal.db, lane.kind))
         self._wake = asyncio.Event()
+        self._publishing = asyncio.Lock()
         self.dropped = 0
 
     def put(self, row: int, data: bytes) -> None:
@@ -97,6 +96,10 @@ class Publisher:
                 await self._publish()
 
     async def _publish(self) -> None:
+        async with self._publishing:
+            await self._publish_batch()
+
+    async def _publish_batch(self) -> None:
         batch = [self._waiting[i] for i in range(min(MAX_BATCH, len(self._waiting)))]
         if not batch:
             return
@@ -143,12 +146,13 @@ class Observer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def flush(self) -> None:
+        """Publishes what waits, as far as the bus takes it now."""
         await self.observations.flush()
         await self.access.flush()
 
-    async def emit(
-        self, observations: Sequence[Observation], *changes: Change
-    ) -> None:
+    async def emit(self, observations: Sequence[Observation], *changes: Change) -> None:
         """Journals ``observations`` together with ``changes``, then publishes them.
         A journal that can't be written is logged: what was observed is true anyway
         and is still published."""

@@ -19,7 +19,7 @@ from schemas.exec import CHUNK_BYTES, HEADER_OFFSET, WINDOW_BYTES
 from services.edge.calls import Call
 from services.edge.drivers.base import Stream
 from shared.clock import Clock
-from shared.errors import DsecError, InvalidRequest, Unavailable
+from shared.errors import DeadlineExceeded, DsecError, InvalidRequest
 
 STALL_S = 300.0
 """Longest wait for a client that confirms no output."""
@@ -27,8 +27,11 @@ ACK_EVERY_BYTES = WINDOW_BYTES // 4
 MAX_CONTROL = 64
 FRAME_OF: dict[str, str] = {"stdout": "o", "stderr": "e"}
 SIGNALS = frozenset(
-    "0 HUP INT QUIT KILL USR1 USR2 TERM CONT STOP TSTP TTIN TTOU WINCH PIPE ALRM".split()
-)
+    {
+        "0", "HUP", "INT", "QUIT", "KILL", "USR1", "USR2", "TERM", "CONT", "STOP", "TSTP",
+        "TTIN", "TTOU", "WINCH", "PIPE", "ALRM",
+    }
+)  # fmt: skip
 
 Send = Callable[[str, bytes, dict[str, str]], Awaitable[None]]
 
@@ -46,6 +49,7 @@ class Operation:
         self.task: asyncio.Task[None] | None = None
         self.aborted: DsecError | None = None
         self.cancelled = False
+        self.claimed = False  # its intent is in the journal
         self.final: bytes | None = None
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self.taken = 0
@@ -54,6 +58,7 @@ class Operation:
         self._sending = asyncio.Lock()
         self._sent_at = clock.monotonic()
         self._sent = self._confirmed = 0
+        self.streamed: dict[str, int] = {"o": 0, "e": 0}
         self._unconfirmed: deque[tuple[int, str, bytes]] = deque()  # (offset, frame, data)
         self._room = asyncio.Event()
         self._input: deque[bytes] = deque()
@@ -82,10 +87,11 @@ class Operation:
                 async with asyncio.timeout(STALL_S):
                     await self._room.wait()
             except TimeoutError:
-                raise Unavailable(f"the reader took nothing for {STALL_S:g} s") from None
+                raise DeadlineExceeded(f"the reader took nothing for {STALL_S:g} s") from None
         async with self._sending:
             self._unconfirmed.append((self._sent, frame, data))
             self._sent += len(data)
+            self.streamed[frame] += len(data)
             await self._send(frame, data)
 
     async def finish(self, final: bytes) -> None:

@@ -183,9 +183,7 @@ def outbox_sent(rows: Sequence[int]) -> list[Change]:
 
 def prune(now: float) -> list[Change]:
     """Drops what is too old or too much."""
-    newest = (
-        "delete from {0} where at <= (select at from {0} order by at desc limit 1 offset ?)"
-    )
+    newest = "delete from {0} where at <= (select at from {0} order by at desc limit 1 offset ?)"
     return [
         ("delete from op where uid not in (select uid from sandbox)", ()),
         ("delete from tombstone where at < ?", (now - TOMBSTONE_S,)),
@@ -250,9 +248,7 @@ def begin_exec(
 
 
 def _handle_text(handle: Handle) -> str:
-    return json.dumps(
-        [handle.uid, handle.backend, dict(handle.data), dict(handle.enforcement)]
-    )
+    return json.dumps([handle.uid, handle.backend, dict(handle.data), dict(handle.enforcement)])
 
 
 def _handle(text: str | None) -> Handle | None:

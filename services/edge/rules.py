@@ -15,7 +15,13 @@ from services.edge.admission import Amount
 from services.edge.drivers.base import BackendReport, Layer, StartSpec
 from shared import lifecycle
 from shared.errors import (
-    CapacityExhausted, DsecError, InvalidRequest, NotFound, PolicyDenied, Unavailable, Unsupported,
+    CapacityExhausted,
+    DsecError,
+    InvalidRequest,
+    NotFound,
+    PolicyDenied,
+    Unavailable,
+    Unsupported,
 )  # fmt: skip
 
 DEFAULT_USER = "root"

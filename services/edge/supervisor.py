@@ -17,6 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from schemas.sandbox import EdgeOp, EdgeOpItem, EdgeStart, Observation, StartItem
 from services.edge import records, rules
 from services.edge.actor import Context, Sandbox
@@ -246,12 +248,8 @@ class Supervisor:
         generation = max(item.generation, tomb.generation if tomb else 0)
         if tomb and tomb.observation.observed != "refused":
             old = tomb.observation
-            decided.observations.append(
-                Observation(
-                    uid=old.uid, generation=generation, observed=old.observed, at=old.at,
-                    cause=old.cause, message=old.message, error=old.error,
-                )  # fmt: skip
-            )
+            again = msgspec.structs.replace(old, generation=generation)
+            decided.observations.append(again)
             return
         observation = Observation(
             uid=item.uid, generation=generation, observed="unknown", at=self._clock.now(),

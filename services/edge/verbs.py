@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.exec import (
-    INLINE_BYTES, ExecReply, ExecRequest, FileEntry, FileReply, FileRequest, InfoReply,
+    INLINE_BYTES,
+    ExecReply,
+    ExecRequest,
+    FileEntry,
+    FileReply,
+    FileRequest,
+    InfoReply,
     InfoRequest,
 )  # fmt: skip
 from services.edge.actor import Sandbox
@@ -31,13 +37,16 @@ Reply = ExecReply | FileReply | InfoReply
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb: its request, its reply, what it does, and whether a repetition of it
-    would do harm (then its intent and result are journalled)."""
+    """A verb: its request, its reply, what it does, whether a repetition of it would
+    do harm (``once``: then its intent and result are journalled), what is wrong with a
+    request (``check`` raises), whether it needs a running sandbox (``wakes``)."""
 
     request: type[Any]
     reply: type[Any]
     run: Callable[[Sandbox, Any, Operation], Awaitable[Reply]]
     once: Callable[[Any], bool] = lambda request: False
+    check: Callable[[Any], None] = lambda request: None
+    wakes: bool = True
 
 
 def check_exec(request: ExecRequest) -> None:
@@ -54,8 +63,7 @@ def check_exec(request: ExecRequest) -> None:
 
 async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> ExecReply:
     """Runs a command; see :class:`schemas.exec.ExecRequest`."""
-    check_exec(request)
-    handle = await sandbox.ready()
+    handle = sandbox.present()
     op.streaming = request.stream
     if request.stdin_data is not None:
         op.preset(request.stdin_data)
@@ -115,16 +123,16 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
     )  # fmt: skip
 
 
-async def _files(sandbox: Sandbox) -> tuple[Files, Handle]:
+def _files(sandbox: Sandbox) -> tuple[Files, Handle]:
     driver = sandbox.driver
     if not isinstance(driver, Files):
         raise Unsupported(f"backend {sandbox.backend} has no files", field="backend")
-    return driver, await sandbox.ready()
+    return driver, sandbox.present()
 
 
 async def run_read(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
     """``file_read``: small content in the reply, else in frames."""
-    files, handle = await _files(sandbox)
+    files, handle = _files(sandbox)
     held, size = bytearray(), 0
     chunks = files.read(
         handle, request.path, user=request.user, offset=request.offset, length=request.length
@@ -141,7 +149,7 @@ async def run_read(sandbox: Sandbox, request: FileRequest, op: Operation) -> Fil
 
 async def run_write(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
     """``file_write``: success means that the bytes are in the sandbox, all of them."""
-    files, handle = await _files(sandbox)
+    files, handle = _files(sandbox)
     if request.data is not None:
         op.preset(request.data)
     else:
@@ -166,14 +174,14 @@ async def _sized(op: Operation, size: int | None) -> AsyncIterator[bytes]:
 
 async def run_stat(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
     """``file_stat``."""
-    files, handle = await _files(sandbox)
+    files, handle = _files(sandbox)
     info = await files.stat(handle, request.path, user=request.user)
     return FileReply(op_id=request.op_id, entry=entry(info), size=info.size)
 
 
 async def run_list(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
     """``file_list``: one directory."""
-    files, handle = await _files(sandbox)
+    files, handle = _files(sandbox)
     infos = await files.list(handle, request.path, user=request.user)
     if len(infos) > MAX_ENTRIES:
         raise InvalidRequest(
@@ -184,30 +192,30 @@ async def run_list(sandbox: Sandbox, request: FileRequest, op: Operation) -> Fil
 
 async def run_mkdir(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
     """``file_mkdir``."""
-    files, handle = await _files(sandbox)
+    files, handle = _files(sandbox)
     mode = 0o755 if request.mode is None else request.mode
-    await files.mkdir(
-        handle, request.path, user=request.user, mode=mode, parents=request.parents
-    )
+    await files.mkdir(handle, request.path, user=request.user, mode=mode, parents=request.parents)
     return FileReply(op_id=request.op_id)
 
 
 async def run_remove(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
     """``file_remove``."""
-    files, handle = await _files(sandbox)
-    await files.remove(
-        handle, request.path, user=request.user, recursive=request.recursive
-    )
+    files, handle = _files(sandbox)
+    await files.remove(handle, request.path, user=request.user, recursive=request.recursive)
     return FileReply(op_id=request.op_id)
 
 
 async def run_move(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
     """``file_move``."""
+    files, handle = _files(sandbox)
+    await files.move(handle, request.path, str(request.target), user=request.user)
+    return FileReply(op_id=request.op_id)
+
+
+def check_move(request: FileRequest) -> None:
+    """Raises ``InvalidRequest`` naming the field."""
     if request.target is None:
         raise InvalidRequest("where to?", field="target")
-    files, handle = await _files(sandbox)
-    await files.move(handle, request.path, request.target, user=request.user)
-    return FileReply(op_id=request.op_id)
 
 
 def entry(info: FileInfo) -> FileEntry:
@@ -223,13 +231,13 @@ def _always(request: Any) -> bool:
 
 
 VERBS: dict[str, Verb] = {
-    "exec": Verb(ExecRequest, ExecReply, run_exec, _always),
-    "info": Verb(InfoRequest, InfoReply, run_info),
+    "exec": Verb(ExecRequest, ExecReply, run_exec, _always, check_exec),
+    "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
     "file_read": Verb(FileRequest, FileReply, run_read),
     "file_write": Verb(FileRequest, FileReply, run_write, lambda r: bool(r.append)),
     "file_stat": Verb(FileRequest, FileReply, run_stat),
     "file_list": Verb(FileRequest, FileReply, run_list),
     "file_mkdir": Verb(FileRequest, FileReply, run_mkdir, _always),
     "file_remove": Verb(FileRequest, FileReply, run_remove, _always),
-    "file_move": Verb(FileRequest, FileReply, run_move, _always),
+    "file_move": Verb(FileRequest, FileReply, run_move, _always, check_move),
 }

@@ -20,7 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/e2e/" in str(item.path):
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"))
+            # before the marker that the automatic mode sets: the closest one decides
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -36,7 +37,11 @@ async def container_system(
     tmp_path_factory: pytest.TempPathFactory, base_image: Any
 ) -> AsyncIterator[LocalSystem]:
     """One node with real containers and an image ``py:3.11`` registered."""
-    options = LocalOptions(driver="container", state_dir=tmp_path_factory.mktemp("containers"))
+    options = LocalOptions(
+        driver="container",
+        state_dir=tmp_path_factory.mktemp("containers"),
+        image_roots=[base_image],
+    )
     async with LocalSystem(options) as system:
         async with open_client(system) as client:
             await client.images.create("py:3.11", path=str(base_image))

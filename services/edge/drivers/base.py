@@ -141,7 +141,9 @@ class ExecSpec:
 @dataclass(frozen=True, slots=True)
 class ExecOutcome:
     """How a command ended. ``exit_code`` is 128+n after signal n; ``signal`` is
-    its name without SIG. ``truncated`` are the bytes dropped (stdout, stderr)."""
+    its name without SIG. ``truncated`` are the bytes dropped (stdout, stderr).
+    ``session_fresh``: the session's shell was started for this command;
+    ``session_ended``: it ended with it."""
 
     exit_code: int | None
     signal: str | None = None
@@ -149,6 +151,8 @@ class ExecOutcome:
     oom_killed: bool = False
     truncated: tuple[int, int] = (0, 0)
     duration_s: float = 0.0
+    session_fresh: bool = False
+    session_ended: bool = False
 
 
 Stream = Literal["stdout", "stderr"]
@@ -223,7 +227,9 @@ class Driver(Protocol):
     async def inspect(self, handle: Handle) -> Inspection: ...
 
     async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
-        """Runs one command. Cancelling the call kills the command's tree."""
+        """Runs one command. Cancelling the call kills the command's tree.
+        ``Unavailable`` says that it did not begin; a channel that breaks while it
+        runs is ``SandboxDied``."""
         ...
 
     async def usage(self, handle: Handle) -> Usage: ...
@@ -250,8 +256,14 @@ class Files(Protocol):
     ) -> AsyncIterator[bytes]: ...  # fmt: skip
 
     async def write(
-        self, handle: Handle, path: str, chunks: AsyncIterator[bytes], *, user: str | None,
-        mode: int | None = None, append: bool = False,
+        self,
+        handle: Handle,
+        path: str,
+        chunks: AsyncIterator[bytes],
+        *,
+        user: str | None,
+        mode: int | None = None,
+        append: bool = False,
     ) -> FileInfo:
         """Creates missing parents, replaces atomically, returns the final file's
         info: success means that the bytes are in the sandbox."""

@@ -1,1 +1,1 @@
-"""Layers on this node: where they are, how they are mounted."""
+"""Layers on this node: where they are, how they are mounted, what is composed of them."""

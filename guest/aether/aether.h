@@ -1,0 +1,210 @@
+/* aether: PID 1 of a sandbox. Shared types of its parts.
+ *
+ * Two processes: the *agent* (PID 1, outside the workload's limits) speaks the
+ * protocol and reaps; the *launcher* (inside the workload's cgroups) clones every
+ * command as a child of the agent, so that no command pays for a migration
+ * between cgroups. Wire format: ../PROTOCOL.md.
+ */
+#ifndef AETHER_H
+#define AETHER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <poll.h>
+#include <sys/types.h>
+
+#define PROTO_VERSION 1u
+#define FRAME_MAX (16u << 20)       /* bytes of one frame behind its length */
+#define WINDOW (256u << 10)         /* initial credit of every stream, bytes */
+#define CHUNK (128u << 10)          /* largest DATA frame sent, bytes */
+#define OUT_HIGH (1u << 20)         /* no new DATA frame above this much unsent output */
+#define OPS_MAX 256                 /* operations running or not yet acknowledged */
+#define FINISHED_MAX 64             /* finished operations kept until acknowledged */
+#define RETAIN_TOTAL_MAX (128u << 20) /* output kept over all operations, bytes */
+#define TAIL_MAX (1u << 20)         /* most of a budget that is kept for the tail, bytes */
+#define STATUS_MAX (64u << 10)      /* report of one child, bytes */
+#define DRAIN_IDLE_NS 5000000ull    /* quiet time that ends the drain after exit */
+#define DRAIN_MAX_NS 2000000000ull  /* the drain ends then at the latest */
+#define KILL_MAX_NS 5000000000ull   /* a killed tree is reported gone or not by then */
+#define SESSIONS_MAX 32
+#define SPARES 2                    /* children kept ready for the next commands */
+#define SPARE_QUIET_NS 1000000ull   /* no refill this soon after a launch */
+#define ARG_MAX_BYTES 131072u       /* kernel bound of one argument or variable */
+
+enum msg {
+    M_HELLO = 1, M_SETUP, M_EXEC, M_DATA, M_EOF, M_CREDIT, M_SIGNAL, M_KILL,
+    M_LIST, M_ATTACH, M_ACK, M_FILE,
+    M_RESULT = 20, M_ERROR, M_OK, M_LISTING,
+};
+
+enum tag {
+    T_KEY = 1, T_ARGV, T_SHELL, T_CWD, T_ENV, T_USER, T_TIMEOUT_NS, T_LIMIT, T_MERGE,
+    T_STDIN, T_SESSION,
+    T_FOP = 20, T_PATH, T_DST, T_OFFSET, T_LENGTH, T_MODE, T_APPEND, T_RECURSIVE, T_PARENTS,
+    T_CODE = 40, T_MESSAGE, T_FIELD, T_ERRNO,
+    T_EXIT_CODE = 50, T_SIGNAL_NO, T_TIMED_OUT, T_OOM, T_DROPPED_OUT, T_DROPPED_ERR,
+    T_TOTAL_OUT, T_TOTAL_ERR, T_DURATION_NS, T_SESSION_FRESH, T_SESSION_ENDED,
+    T_NAME = 70, T_TYPE, T_SIZE, T_FMODE, T_UID, T_GID, T_MTIME_NS, T_TARGET,
+    T_VERSION = 80, T_GENERATION, T_NEXT_ID, T_V1_COUNT, T_HAS_V2, T_HAS_OOM,
+    T_OP_ID = 90, T_STATE,
+};
+
+enum fop { F_READ = 1, F_WRITE, F_STAT, F_LIST, F_MKDIR, F_REMOVE, F_MOVE };
+enum stream { S_STDIN = 0, S_STDOUT = 1, S_STDERR = 2 };
+
+/* ---- wire.c: growing buffers and fields (u8 tag, u32 length, bytes) ---- */
+struct buf { uint8_t *p; size_t len, cap; };
+struct reader { const uint8_t *p, *end; };
+struct field { uint8_t tag; const uint8_t *v; uint32_t n; };
+
+bool buf_room(struct buf *b, size_t more);
+bool buf_add(struct buf *b, const void *p, size_t n);
+void buf_free(struct buf *b);
+void put_field(struct buf *b, uint8_t tag, const void *v, size_t n);
+void put_str(struct buf *b, uint8_t tag, const char *s);
+void put_u64(struct buf *b, uint8_t tag, uint64_t v);
+int next_field(struct reader *r, struct field *f); /* 1 field, 0 end, -1 malformed */
+uint64_t field_u64(const struct field *f);
+char *field_str(const struct field *f); /* malloc'd; NULL when it holds a NUL byte */
+uint32_t get_u32(const uint8_t *p);
+void put_error(struct buf *b, const char *code, const char *field, int err, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+uint64_t now_ns(void);
+void set_nonblock(int fd);
+ssize_t write_all(int fd, const void *p, size_t n);
+
+/* ---- stream.c: output of one stream with its budget and its credit ---- */
+struct outstream {
+    int fd;                          /* read end of the pipe, -1 when ended */
+    bool retain;                     /* false: passed on under credit only (files) */
+    uint8_t *head; size_t head_len, head_cap, head_max, head_sent;
+    uint8_t *tail; size_t tail_at, tail_len, tail_cap, tail_max, tail_sent;
+    uint64_t total, dropped;
+    uint32_t credit;
+};
+void stream_init(struct outstream *s, int fd, bool retain, uint64_t limit);
+void stream_push(struct outstream *s, const uint8_t *p, size_t n);
+size_t stream_peek(struct outstream *s, bool ended, const uint8_t **p);
+void stream_sent(struct outstream *s, size_t n);
+void stream_rewind(struct outstream *s);
+void stream_free(struct outstream *s);
+
+/* ---- cgroup.c: the workload's cgroups, handed over as descriptors ---- */
+extern int cg_v2, cg_v1[16], cg_v1_count, cg_oom;
+void cg_set(const int *fds, int n, int v1_count, bool has_v2, bool has_oom);
+void cg_join(void);
+int cg_leaf_open(char *name, size_t size); /* directory of a new leaf, -1 without v2 */
+int cg_leaf_enter(int leaf);
+void cg_leaf_kill(int leaf, pid_t pgid);
+bool cg_leaf_empty(int leaf);
+void cg_leaf_drop(int leaf, const char *name);
+void cg_sweep_leaves(void);
+uint64_t cg_oom_kills(void);
+
+/* ---- launch.c: the launcher process and its spare children ---- */
+enum kind { K_EXEC = 1, K_FILE, K_SHELL };
+enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_CONTROL, L_TEXT, L_FDS };
+struct launch { uint32_t kind; int fds[L_FDS]; };
+struct place { uint32_t slot; pid_t pid; int leaf; char leaf_name[32]; };
+extern int launcher_fd;
+extern pid_t launcher_pid;
+int launcher_start(void);
+void launcher_news(void);
+int launch(struct launch *l, struct place *where); /* closes the descriptors of l */
+bool spare_reaped(pid_t pid);
+void launch_reaped(pid_t pid, int status);
+uint64_t spares_refill(uint64_t now, bool at_once);
+int spec_memfd(const uint8_t *p, size_t n);
+
+/* ---- child.c, user.c: between clone and execve ---- */
+struct user { uid_t uid; gid_t gid; gid_t groups[64]; int ngroups; char name[64], home[256]; };
+int user_find(const char *want, struct user *u); /* 0, or errno (ESRCH: no such user) */
+int user_become(const struct user *u);
+void child_main(const struct launch *l) __attribute__((noreturn));
+void child_fail(int status_fd, const char *code, const char *field, int err, const char *fmt, ...)
+    __attribute__((noreturn, format(printf, 5, 6)));
+char *spec_str(const struct reader *r, uint8_t tag);
+uint64_t spec_u64(const struct reader *r, uint8_t tag, uint64_t otherwise);
+void file_main(const struct launch *l, const struct reader *spec) __attribute__((noreturn));
+int tree_remove(const char *path);
+int tree_copy(const char *src, const char *dst);
+
+/* ---- ops.c, exec.c: operations ---- */
+struct session;
+struct op {
+    bool used, attached, done, file, merge, sent, killing, timed_out, cancelled, reaped, failed;
+    uint32_t id;
+    char *key;
+    struct place at;                 /* its process and its leaf cgroup */
+    int status;
+    int in_fd, status_fd;
+    struct outstream out[2];
+    struct buf in, report, result;   /* unsent stdin, the child's report, the final frame */
+    bool in_eof, result_sent;
+    uint64_t started, timeout, deadline, drain_idle, drain_end, kill_end, oom_before, duration;
+    uint64_t finished_seq;
+    struct session *session;
+    bool session_fresh, session_ended;
+};
+extern struct op ops[OPS_MAX];
+extern uint32_t next_id;
+extern bool finished_now;
+struct op *op_by_id(uint32_t id);
+struct op *op_new(uint32_t id);
+void op_free(struct op *op);
+void op_start(uint32_t id, const uint8_t *p, size_t n, bool file);
+int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdin);
+void op_launched(uint32_t slot, int32_t pid);
+void op_reaped(pid_t pid, int status);
+void op_exited(struct op *op, int status);
+void op_kill(struct op *op);
+void op_tick(struct op *op, uint64_t now);
+uint64_t op_next_due(const struct op *op, uint64_t now);
+void op_read(struct op *op, int which);
+void op_read_report(struct op *op);
+void op_write_stdin(struct op *op);
+void op_pump(struct op *op);
+void op_refuse(uint32_t id, const char *code, const char *field, const char *message);
+void op_input(struct op *op, const uint8_t *p, size_t n);
+void op_input_end(struct op *op);
+void op_signal(struct op *op, int sig);
+void op_rewind(struct op *op);
+void ops_lost_launcher(void);
+void ops_disconnected(void);
+void ops_list(struct buf *b);
+
+/* ---- session.c: shells that live on between commands ---- */
+struct session {
+    bool used, started, dead;
+    char name[65], user[65];
+    struct place at;
+    int ctl_fd, text_fd, state_fd;   /* go lines, the command's text, exit codes */
+    int out_fd, err_fd;
+    struct op *current;
+};
+extern struct session sessions[SESSIONS_MAX];
+int session_exec(struct op *op, const uint8_t *p, size_t n);
+bool session_launched(uint32_t slot, int32_t pid);
+void session_reaped(pid_t pid, int status);
+void session_state(struct session *s);
+void session_op_over(struct op *op);
+bool session_tree_gone(const struct op *op);
+bool session_queued(const struct op *op);
+void session_end(struct session *s);
+
+/* ---- channel.c: the one connection ---- */
+extern int listen_fd, conn_fd;
+extern struct buf conn_out;
+extern const char *generation;
+int channel_listen(const char *path);
+void channel_accept(void);
+void channel_read(void);
+void channel_write(void);
+void channel_close(void);
+bool channel_ready(void);            /* HELLO was exchanged */
+void send_frame(uint8_t type, uint32_t id, const void *p, size_t n);
+void send_data(uint32_t id, uint8_t stream, const void *p, size_t n);
+void fatal(const char *fmt, ...) __attribute__((noreturn, format(printf, 1, 2)));
+
+#endif

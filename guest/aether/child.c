@@ -1,0 +1,255 @@
+/* The child between clone and execve: it belongs to the command, reads its own spec
+ * and reports what goes wrong on the status pipe. */
+#include "aether.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SCRIPT_FD 9 /* where a long script, or a session's text, is found */
+
+extern char **environ;
+
+void child_fail(int status_fd, const char *code, const char *field, int err, const char *fmt, ...)
+{
+    struct buf b = {0};
+    char text[768];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    put_error(&b, code, field, err, "%s", text);
+    if (b.p)
+        write_all(status_fd, b.p, b.len);
+    _exit(125);
+}
+
+char *spec_str(const struct reader *r, uint8_t tag)
+{
+    struct reader at = *r;
+    struct field f;
+    while (next_field(&at, &f) > 0)
+        if (f.tag == tag)
+            return field_str(&f);
+    return NULL;
+}
+
+uint64_t spec_u64(const struct reader *r, uint8_t tag, uint64_t otherwise)
+{
+    struct reader at = *r;
+    struct field f;
+    while (next_field(&at, &f) > 0)
+        if (f.tag == tag)
+            return field_u64(&f);
+    return otherwise;
+}
+
+static char **collect(const struct reader *r, uint8_t tag, size_t extra, size_t *count)
+{
+    struct reader at = *r;
+    struct field f;
+    size_t n = 0;
+    while (next_field(&at, &f) > 0)
+        n += f.tag == tag;
+    char **list = calloc(n + extra + 1, sizeof *list);
+    *count = 0;
+    at = *r;
+    while (list && next_field(&at, &f) > 0)
+        if (f.tag == tag)
+            list[(*count)++] = field_str(&f);
+    return list;
+}
+
+static void env_default(char **env, size_t *n, const char *name, const char *value)
+{
+    size_t k = strlen(name);
+    for (size_t i = 0; i < *n; i++)
+        if (env[i] && !strncmp(env[i], name, k) && env[i][k] == '=')
+            return;
+    if (asprintf(&env[*n], "%s=%s", name, value) > 0)
+        (*n)++;
+}
+
+static char **build_env(const struct reader *spec, const struct user *u)
+{
+    size_t n;
+    char **env = collect(spec, T_ENV, 8, &n);
+    if (!env)
+        return NULL;
+    env_default(env, &n, "PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    env_default(env, &n, "HOME", u->home);
+    env_default(env, &n, "USER", u->name);
+    env_default(env, &n, "LOGNAME", u->name);
+    env_default(env, &n, "TERM", "dumb");
+    env_default(env, &n, "PAGER", "cat");
+    env_default(env, &n, "LANG", "C.UTF-8");
+    return env;
+}
+
+/* Commands die before the launcher when memory runs out. */
+static void be_first_to_go(void)
+{
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        if (write(fd, "300", 3) < 0) {}
+        close(fd);
+    }
+}
+
+/* Descriptors the shell finds: the script is read-only and opened afresh, so that
+ * its offset is its own. */
+static void keep_as(int fd, int at)
+{
+    if (fd == at)
+        fcntl(fd, F_SETFD, 0);
+    else if (fd >= 0)
+        dup2(fd, at);
+}
+
+static char **shell_argv(const struct reader *spec, int status)
+{
+    struct reader at = *spec;
+    struct field f;
+    char **argv = calloc(4, sizeof *argv);
+    argv[0] = "/bin/sh";
+    while (next_field(&at, &f) > 0) {
+        if (f.tag != T_SHELL)
+            continue;
+        char *text = field_str(&f);
+        if (!text)
+            child_fail(status, "invalid_request", "shell", 0, "the command holds a NUL byte");
+        if (f.n < ARG_MAX_BYTES) {
+            argv[1] = "-c";
+            argv[2] = text;
+            return argv;
+        }
+        int fd = memfd_create("script", 0);
+        if (fd < 0 || write_all(fd, text, f.n) < 0)
+            child_fail(status, "internal", NULL, errno, "no room for the script");
+        keep_as(fd, SCRIPT_FD);
+        if (fd != SCRIPT_FD)
+            close(fd);
+        argv[1] = "/proc/self/fd/9";
+        return argv;
+    }
+    return NULL;
+}
+
+static char *session_loop =
+    "while IFS= read -r REPLY <&7; do case $REPLY in "
+    "m) . /proc/self/fd/9 7<&- 8>&- 2>&1;; *) . /proc/self/fd/9 7<&- 8>&-;; esac; "
+    "echo $? >&8; done";
+
+static char **session_argv(const struct launch *l)
+{
+    char **argv = calloc(6, sizeof *argv);
+    keep_as(l->fds[L_CONTROL], 7);
+    keep_as(l->fds[L_STATUS], 8);
+    keep_as(l->fds[L_TEXT], SCRIPT_FD);
+    if (!access("/bin/bash", X_OK)) {
+        argv[0] = "/bin/bash";
+        argv[1] = "--norc";
+        argv[2] = "--noprofile";
+        argv[3] = "-c";
+        argv[4] = session_loop;
+    } else {
+        argv[0] = "/bin/sh";
+        argv[1] = "-c";
+        argv[2] = session_loop;
+    }
+    return argv;
+}
+
+static void report_execve(int status, char **argv, int err)
+{
+    if (err == E2BIG)
+        child_fail(status, "invalid_request", "env", err,
+                   "arguments and environment are larger than the kernel takes");
+    const char *why = err == ENOENT ? "not found" : strerror(err);
+    dprintf(2, "sh: %s: %s\n", argv[0], why);
+    _exit(err == ENOENT || err == ENOTDIR ? 127 : 126);
+}
+
+static void run(const struct launch *l, const struct reader *spec, const struct user *u,
+                const char *user_name) __attribute__((noreturn));
+static void run(const struct launch *l, const struct reader *spec, const struct user *u,
+                const char *user_name)
+{
+    int status = l->fds[L_STATUS];
+    char *cwd = spec_str(spec, T_CWD);
+    size_t argc;
+    char **argv = collect(spec, T_ARGV, 0, &argc);
+    char **env = build_env(spec, u);
+    be_first_to_go();
+    int err = user_become(u);
+    if (err)
+        child_fail(status, "internal", "user", err, "cannot become user %s", user_name);
+    if (chdir(cwd && *cwd ? cwd : "/"))
+        child_fail(status, "invalid_request", "cwd", errno, "cannot enter %s: %s",
+                   cwd ? cwd : "/", strerror(errno));
+    if (l->kind == K_SHELL)
+        argv = session_argv(l);
+    else if (!argc)
+        argv = shell_argv(spec, status);
+    if (!argv || !argv[0] || !env)
+        child_fail(status, "invalid_request", "argv", 0, "there is no command");
+    environ = env;
+    prctl(PR_SET_PDEATHSIG, 0);
+    execvp(argv[0], argv);
+    report_execve(status, argv, errno);
+    _exit(126);
+}
+
+static void settle_fds(struct launch *l)
+{
+    for (int i = 0; i < L_FDS; i++) /* out of the way of what is placed below */
+        if (l->fds[i] >= 0 && l->fds[i] < 20)
+            l->fds[i] = fcntl(l->fds[i], F_DUPFD_CLOEXEC, 20);
+    for (int i = 0; i < 3; i++)
+        if (dup2(l->fds[L_IN + i], i) < 0)
+            _exit(125);
+    /* whatever of the agent and the launcher is open besides must not be usable */
+    syscall(SYS_close_range, 3, 19, 0);
+}
+
+void child_main(const struct launch *given)
+{
+    struct launch l = *given;
+    struct stat st;
+    struct user u;
+    sigset_t none;
+    sigemptyset(&none);
+    signal(SIGPIPE, l.kind == K_FILE ? SIG_IGN : SIG_DFL);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    settle_fds(&l);
+    umask(022);
+    int status = l.fds[L_STATUS];
+    if (fstat(l.fds[L_SPEC], &st))
+        _exit(125);
+    const uint8_t *p = NULL;
+    if (st.st_size &&
+        (p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, l.fds[L_SPEC], 0)) == MAP_FAILED)
+        child_fail(status, "internal", NULL, errno, "cannot read the spec");
+    struct reader spec = {p, p + st.st_size};
+    char *name = spec_str(&spec, T_USER);
+    if (!name)
+        name = "root";
+    int err = user_find(name, &u);
+    if (err)
+        child_fail(status, "invalid_request", "user", 0, "no user %s in the sandbox", name);
+    if (l.kind != K_FILE)
+        run(&l, &spec, &u, name);
+    if ((err = user_become(&u)))
+        child_fail(status, "internal", "user", err, "cannot become user %s", name);
+    file_main(&l, &spec);
+}

@@ -1,0 +1,342 @@
+/* How an operation runs and ends: pipes, output, time limit, death of its tree,
+ * the drain after the direct child's exit, the result. */
+#include "aether.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FILE_PIPE (256 << 10)
+
+static uint64_t finished;
+bool finished_now; /* an operation ended in this turn: a moment to make spares */
+
+static int pipe_for(struct outstream *s, int *write_end, bool big)
+{
+    int p[2];
+    if (pipe2(p, O_CLOEXEC))
+        return -1;
+    if (big)
+        fcntl(p[0], F_SETPIPE_SZ, FILE_PIPE);
+    set_nonblock(p[0]);
+    s->fd = p[0];
+    *write_end = p[1];
+    return 0;
+}
+
+static int input_for(struct op *op, bool with_stdin)
+{
+    int in[2];
+    if (!with_stdin)
+        return open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (pipe2(in, O_CLOEXEC))
+        return -1;
+    if (op->file)
+        fcntl(in[1], F_SETPIPE_SZ, FILE_PIPE);
+    set_nonblock(in[1]);
+    op->in_fd = in[1];
+    return in[0];
+}
+
+int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdin)
+{
+    struct launch l = {.kind = (uint32_t)kind, .fds = {-1, -1, -1, -1, -1, -1, -1}};
+    int status[2];
+    l.fds[L_SPEC] = spec_memfd(p, n);
+    l.fds[L_IN] = input_for(op, with_stdin);
+    bool ok = !pipe_for(&op->out[0], &l.fds[L_OUT], op->file);
+    if (ok && op->merge)
+        l.fds[L_ERR] = fcntl(l.fds[L_OUT], F_DUPFD_CLOEXEC, 3);
+    else if (ok)
+        ok = !pipe_for(&op->out[1], &l.fds[L_ERR], false);
+    if (ok && !pipe2(status, O_CLOEXEC)) {
+        set_nonblock(status[0]);
+        op->status_fd = status[0];
+        l.fds[L_STATUS] = status[1];
+    }
+    if (launch(&l, &op->at))
+        return -1;
+    op->sent = true;
+    return 0;
+}
+
+/* The launcher's answer for a command that was sent before its process had a pid. */
+void op_launched(uint32_t slot, int32_t pid)
+{
+    struct op *op = NULL;
+    for (int i = 0; i < OPS_MAX && !op; i++)
+        if (ops[i].used && ops[i].sent && ops[i].at.slot == slot)
+            op = &ops[i];
+    if (!op) {
+        if (!session_launched(slot, pid) && pid > 1)
+            kill(pid, SIGKILL); /* nobody waits for it any more */
+    } else if (pid <= 0) {
+        put_error(&op->report, pid == -EAGAIN ? "capacity_exhausted" : "unavailable",
+                  pid == -EAGAIN ? "pids" : NULL, -pid, "no process can be created: %s",
+                  strerror(-pid));
+        op->failed = true;
+        op_exited(op, 0);
+    } else {
+        op->at.pid = pid;
+        if (op->killing)
+            op_kill(op);
+    }
+}
+
+void op_reaped(pid_t pid, int status)
+{
+    for (int i = 0; i < OPS_MAX; i++)
+        if (ops[i].used && !ops[i].session && ops[i].at.pid == pid && !ops[i].reaped) {
+            op_exited(&ops[i], status);
+            return;
+        }
+    session_reaped(pid, status);
+}
+
+void op_exited(struct op *op, int status)
+{
+    uint64_t now = now_ns();
+    op->reaped = true;
+    op->status = status;
+    op->duration = now - op->started;
+    op->drain_idle = now + DRAIN_IDLE_NS;
+    op->drain_end = now + DRAIN_MAX_NS;
+    if (op->in_fd >= 0)
+        close(op->in_fd);
+    op->in_fd = -1;
+    op->in.len = 0;
+}
+
+void op_kill(struct op *op)
+{
+    if (op->done)
+        return;
+    if (!op->killing)
+        op->kill_end = now_ns() + KILL_MAX_NS;
+    op->killing = true;
+    if (op->file && op->at.pid > 1) {
+        if (!op->reaped)
+            kill(op->at.pid, SIGTERM); /* it removes its unfinished file */
+    } else if (op->session && session_queued(op)) {
+        op_exited(op, SIGKILL);
+    } else if (op->session) {
+        session_end(op->session);
+    } else {
+        cg_leaf_kill(op->at.leaf, op->at.pid);
+    }
+}
+
+void ops_lost_launcher(void)
+{
+    for (int i = 0; i < OPS_MAX; i++) {
+        struct op *op = &ops[i];
+        if (!op->used || !op->sent || op->at.pid || op->reaped || op->session)
+            continue;
+        cg_leaf_kill(op->at.leaf, 0); /* it may have been cloned before the launcher died */
+        put_error(&op->report, "unavailable", NULL, 0, "the launcher died under the command");
+        op->failed = true;
+        op_exited(op, 0);
+    }
+    for (int i = 0; i < SESSIONS_MAX; i++)
+        if (sessions[i].used && !sessions[i].at.pid && !sessions[i].dead)
+            session_end(&sessions[i]);
+}
+
+void op_read(struct op *op, int which)
+{
+    static uint8_t scratch[256 << 10];
+    struct outstream *s = &op->out[which];
+    size_t most = sizeof scratch;
+    if (!s->retain) {
+        most = s->credit < CHUNK && op->attached ? s->credit : CHUNK;
+        if (!most || conn_out.len >= OUT_HIGH)
+            return;
+    }
+    ssize_t k = read(s->fd, scratch, most);
+    if (k < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (k <= 0) {
+        close(s->fd);
+        s->fd = -1;
+        return;
+    }
+    op->drain_idle = now_ns() + DRAIN_IDLE_NS;
+    if (s->retain) {
+        stream_push(s, scratch, (size_t)k);
+    } else {
+        s->total += (uint64_t)k;
+        if (op->attached) {
+            s->credit -= (uint32_t)k;
+            send_data(op->id, (uint8_t)(which + 1), scratch, (size_t)k);
+        }
+    }
+}
+
+void op_read_report(struct op *op)
+{
+    uint8_t text[4096];
+    while (op->status_fd >= 0) {
+        ssize_t k = read(op->status_fd, text, sizeof text);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k < 0 && errno == EAGAIN)
+            return;
+        if (k > 0 && op->report.len + (size_t)k <= STATUS_MAX) {
+            buf_add(&op->report, text, (size_t)k);
+            continue;
+        }
+        close(op->status_fd);
+        op->status_fd = -1;
+    }
+}
+
+static bool by_memory(const struct op *op)
+{
+    bool killed = (WIFSIGNALED(op->status) && WTERMSIG(op->status) == SIGKILL) ||
+                  (WIFEXITED(op->status) && WEXITSTATUS(op->status) == 137);
+    return killed && !op->timed_out && !op->cancelled && cg_oom_kills() > op->oom_before;
+}
+
+static void result_of_command(struct op *op)
+{
+    struct buf *b = &op->result;
+    int sig = WIFSIGNALED(op->status) ? WTERMSIG(op->status) : 0;
+    if (!op->timed_out)
+        put_u64(b, T_EXIT_CODE, (uint64_t)(sig ? 128 + sig : WEXITSTATUS(op->status)));
+    if (sig)
+        put_u64(b, T_SIGNAL_NO, (uint64_t)sig);
+    put_u64(b, T_TIMED_OUT, op->timed_out);
+    put_u64(b, T_OOM, by_memory(op));
+    put_u64(b, T_DROPPED_OUT, op->out[0].dropped);
+    put_u64(b, T_DROPPED_ERR, op->out[1].dropped);
+    put_u64(b, T_TOTAL_OUT, op->out[0].total);
+    put_u64(b, T_TOTAL_ERR, op->out[1].total);
+    put_u64(b, T_DURATION_NS, op->duration);
+    if (op->session_fresh)
+        put_u64(b, T_SESSION_FRESH, 1);
+    if (op->session_ended)
+        put_u64(b, T_SESSION_ENDED, 1);
+}
+
+static void forget_oldest(void)
+{
+    struct op *oldest = NULL;
+    int count = 0;
+    for (int i = 0; i < OPS_MAX; i++) {
+        if (!ops[i].used || !ops[i].done)
+            continue;
+        count++;
+        if (!oldest || ops[i].finished_seq < oldest->finished_seq)
+            oldest = &ops[i];
+    }
+    if (count > FINISHED_MAX && oldest)
+        op_free(oldest);
+}
+
+static void op_finish(struct op *op)
+{
+    op_read_report(op);
+    if (op->session)
+        session_op_over(op);
+    if (op->file && !op->report.len)
+        put_error(&op->report, op->cancelled ? "unavailable" : "internal", NULL, 0,
+                  "the file operation was ended by signal %d",
+                  WIFSIGNALED(op->status) ? WTERMSIG(op->status) : 0);
+    if (op->report.len) {
+        op->failed = op->report.p[0] == T_CODE;
+        buf_add(&op->result, op->report.p, op->report.len);
+    } else {
+        result_of_command(op);
+    }
+    buf_free(&op->report);
+    for (int i = 0; i < 2; i++) {
+        if (op->out[i].fd >= 0)
+            close(op->out[i].fd);
+        op->out[i].fd = -1;
+    }
+    cg_leaf_drop(op->at.leaf, op->at.leaf_name);
+    op->at.leaf = -1;
+    op->at.leaf_name[0] = 0;
+    op->done = true;
+    finished_now = true;
+    op->finished_seq = ++finished;
+    if (op->file && !op->attached)
+        op_free(op);
+    else
+        forget_oldest();
+}
+
+void op_tick(struct op *op, uint64_t now)
+{
+    if (op->done)
+        return;
+    if (op->deadline && now >= op->deadline && !op->killing && !op->reaped) {
+        op->timed_out = true;
+        op_kill(op);
+    }
+    bool tree_gone = true;
+    if (op->killing && op->session) {
+        tree_gone = session_tree_gone(op) || now >= op->kill_end;
+    } else if (op->killing && !op->file) {
+        tree_gone = cg_leaf_empty(op->at.leaf) || now >= op->kill_end;
+        if (!tree_gone)
+            cg_leaf_kill(op->at.leaf, op->at.pid);
+        if (now >= op->kill_end && !op->reaped)
+            op_exited(op, SIGKILL);
+    }
+    if (!op->reaped)
+        return;
+    bool ended = op->out[0].fd < 0 && op->out[1].fd < 0;
+    if (!ended && !op->file)
+        ended = now >= op->drain_idle || now >= op->drain_end;
+    if (ended && tree_gone)
+        op_finish(op);
+}
+
+uint64_t op_next_due(const struct op *op, uint64_t now)
+{
+    uint64_t due = UINT64_MAX;
+    if (op->done)
+        return due;
+    if (op->killing)
+        return now + 1000000;
+    if (op->deadline && !op->reaped)
+        due = op->deadline;
+    if (op->reaped && !op->file) {
+        uint64_t end = op->drain_idle < op->drain_end ? op->drain_idle : op->drain_end;
+        if (end < due)
+            due = end;
+    }
+    return due;
+}
+
+void op_pump(struct op *op)
+{
+    if (!op->attached || !channel_ready())
+        return;
+    bool all = true;
+    for (int i = 0; i < 2 && !op->file; i++) {
+        struct outstream *s = &op->out[i];
+        const uint8_t *p;
+        size_t n;
+        while ((n = stream_peek(s, op->done, &p))) {
+            if (n > s->credit)
+                n = s->credit;
+            if (!n || conn_out.len >= OUT_HIGH) {
+                all = false;
+                break;
+            }
+            send_data(op->id, (uint8_t)(i + 1), p, n);
+            stream_sent(s, n);
+        }
+    }
+    if (op->done && all && !op->result_sent) {
+        op->result_sent = true;
+        send_frame(op->failed ? M_ERROR : M_RESULT, op->id, op->result.p, op->result.len);
+    }
+}

@@ -1,0 +1,329 @@
+/* File operations: each in a child of its own that has become the user, so that
+ * paths are resolved with that user's rights inside the sandbox's root and a device
+ * or a dead file system stalls nobody else. Content goes over stdin and stdout. */
+#include "aether.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define COPY_SIZE (256u << 10)
+#define LINK_MAX_HOPS 40
+#define NOT_REGULAR (-1) /* reported as ENOTREG, which the kernel has no number for */
+
+static int status_out;
+static char unfinished[PATH_MAX]; /* the temporary file of a write */
+
+static void fail(const char *path, int err) __attribute__((noreturn));
+static void fail(const char *path, int err)
+{
+    struct buf b = {0};
+    const char *code = err == ENOENT || err == ENOTDIR ? "not_found"
+                     : err == EACCES || err == EPERM || err == EROFS ? "forbidden"
+                     : "invalid_request";
+    if (*unfinished)
+        unlink(unfinished);
+    const char *why = err == NOT_REGULAR ? "not a regular file" : strerror(err);
+    put_error(&b, code, "path", err == NOT_REGULAR ? 0 : err, "%.512s: %s", path, why);
+    if (err == NOT_REGULAR)
+        put_str(&b, T_ERRNO, "ENOTREG");
+    write_all(status_out, b.p, b.len);
+    _exit(1);
+}
+
+static void on_term(int sig)
+{
+    (void)sig;
+    if (*unfinished)
+        unlink(unfinished);
+    _exit(3);
+}
+
+static char type_of(mode_t m)
+{
+    return S_ISREG(m) ? 'f' : S_ISDIR(m) ? 'd' : S_ISLNK(m) ? 'l' : S_ISFIFO(m) ? 'p'
+         : S_ISSOCK(m) ? 's' : S_ISCHR(m) ? 'c' : 'b';
+}
+
+static void put_info(struct buf *b, const char *name, const struct stat *st, const char *target)
+{
+    char type[2] = {type_of(st->st_mode), 0};
+    put_str(b, T_NAME, name);
+    put_str(b, T_TYPE, type);
+    put_u64(b, T_SIZE, (uint64_t)st->st_size);
+    put_u64(b, T_FMODE, st->st_mode & 07777);
+    put_u64(b, T_UID, st->st_uid);
+    put_u64(b, T_GID, st->st_gid);
+    put_u64(b, T_MTIME_NS,
+            (uint64_t)st->st_mtim.tv_sec * 1000000000ull + (uint64_t)st->st_mtim.tv_nsec);
+    if (target)
+        put_str(b, T_TARGET, target);
+}
+
+static void report_info(const char *path, const struct stat *st, const char *target)
+{
+    struct buf b = {0};
+    put_info(&b, path, st, target);
+    if (write_all(status_out, b.p, b.len) < 0)
+        _exit(1);
+    _exit(0);
+}
+
+static int open_regular(const char *path, int flags, struct stat *st)
+{
+    int fd = open(path, flags | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    if (fd < 0)
+        fail(path, errno == ENXIO ? NOT_REGULAR : errno);
+    if (fstat(fd, st))
+        fail(path, errno);
+    if (S_ISDIR(st->st_mode))
+        fail(path, EISDIR);
+    if (!S_ISREG(st->st_mode))
+        fail(path, NOT_REGULAR);
+    return fd;
+}
+
+static void do_read(const char *path, uint64_t offset, uint64_t length)
+{
+    struct stat st;
+    char *piece = malloc(COPY_SIZE);
+    /* what must not be opened at all (a device's open may act) is found out first */
+    if (!stat(path, &st) && !S_ISREG(st.st_mode))
+        fail(path, S_ISDIR(st.st_mode) ? EISDIR : NOT_REGULAR);
+    int fd = open_regular(path, O_RDONLY, &st);
+    if (!piece || (offset && lseek(fd, (off_t)offset, SEEK_SET) < 0))
+        fail(path, piece ? errno : ENOMEM);
+    while (length) {
+        ssize_t k = read(fd, piece, length < COPY_SIZE ? (size_t)length : COPY_SIZE);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k < 0)
+            fail(path, errno);
+        if (!k)
+            break;
+        if (write_all(1, piece, (size_t)k) < 0)
+            _exit(2);
+        length -= (uint64_t)k;
+    }
+    report_info(path, &st, NULL);
+}
+
+static void make_parents(const char *path)
+{
+    char p[PATH_MAX];
+    snprintf(p, sizeof p, "%s", path);
+    for (char *at = p + 1; (at = strchr(at, '/')); at++) {
+        *at = 0;
+        if (mkdir(p, 0755) && errno != EEXIST)
+            fail(p, errno);
+        *at = '/';
+    }
+}
+
+/* Follows links of the last component, so that the file behind a link is replaced
+ * and not the link; a link whose target is missing names the file to be made. */
+static void follow(char path[PATH_MAX], const char *given)
+{
+    char link[PATH_MAX];
+    for (int hops = 0;; hops++) {
+        ssize_t k = readlink(path, link, sizeof link - 1);
+        if (k < 0)
+            return;
+        if (hops == LINK_MAX_HOPS)
+            fail(given, ELOOP);
+        link[k] = 0;
+        char *slash = strrchr(path, '/');
+        size_t dir = link[0] == '/' || !slash ? 0 : (size_t)(slash - path) + 1;
+        if (dir + (size_t)k >= PATH_MAX)
+            fail(given, ENAMETOOLONG);
+        memcpy(path + dir, link, (size_t)k + 1);
+    }
+}
+
+static uint64_t copy_in(int fd, const char *path)
+{
+    char *piece = malloc(COPY_SIZE);
+    uint64_t sum = 0;
+    for (;;) {
+        ssize_t k = read(0, piece, COPY_SIZE);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k < 0 || !piece)
+            fail(path, piece ? errno : ENOMEM);
+        if (!k)
+            return sum;
+        if (write_all(fd, piece, (size_t)k) < 0)
+            fail(path, errno);
+        sum += (uint64_t)k;
+    }
+}
+
+static void do_append(const char *path, mode_t mode)
+{
+    struct stat st, after;
+    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC | O_NOCTTY, mode);
+    if (fd >= 0)
+        close(fd);
+    fd = open_regular(path, O_WRONLY | O_APPEND, &st);
+    uint64_t n = copy_in(fd, path);
+    if (fstat(fd, &after))
+        fail(path, errno);
+    if ((uint64_t)after.st_size < (uint64_t)st.st_size + n)
+        fail(path, EIO);
+    if (close(fd))
+        fail(path, errno);
+    report_info(path, &after, NULL);
+}
+
+static void do_write(const char *given, uint64_t mode, bool append)
+{
+    char path[PATH_MAX];
+    struct stat old, st;
+    snprintf(path, sizeof path, "%s", given);
+    make_parents(path);
+    follow(path, given);
+    bool exists = !lstat(path, &old);
+    if (exists && !S_ISREG(old.st_mode))
+        fail(given, S_ISDIR(old.st_mode) ? EISDIR : NOT_REGULAR);
+    if (exists && access(path, W_OK))
+        fail(given, errno);
+    if (append) {
+        do_append(path, mode == UINT64_MAX ? 0644 : (mode_t)mode);
+        return;
+    }
+    size_t dir = (size_t)(strrchr(path, '/') - path) + 1;
+    if (snprintf(unfinished, sizeof unfinished, "%.*s.dsec-%d.tmp", (int)dir, path, getpid()) >=
+        PATH_MAX)
+        fail(given, ENAMETOOLONG);
+    int fd = open(unfinished, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        *unfinished = 0;
+        fail(given, errno);
+    }
+    uint64_t n = copy_in(fd, given);
+    mode_t bits = mode != UINT64_MAX ? (mode_t)mode : exists ? old.st_mode & 07777 : 0644;
+    if (exists && geteuid() == 0 && fchown(fd, old.st_uid, old.st_gid))
+        fail(given, errno);
+    if (fchmod(fd, bits) || fstat(fd, &st))
+        fail(given, errno);
+    if ((uint64_t)st.st_size != n)
+        fail(given, EIO);
+    if (close(fd) || rename(unfinished, path))
+        fail(given, errno);
+    *unfinished = 0;
+    report_info(given, &st, NULL);
+}
+
+static void do_stat(const char *path)
+{
+    struct stat st;
+    char target[PATH_MAX];
+    if (lstat(path, &st))
+        fail(path, errno);
+    ssize_t k = S_ISLNK(st.st_mode) ? readlink(path, target, sizeof target - 1) : -1;
+    if (k >= 0)
+        target[k] = 0;
+    report_info(path, &st, k >= 0 ? target : NULL);
+}
+
+static void do_list(const char *path)
+{
+    struct stat st;
+    int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
+    if (dir < 0)
+        fail(path, errno);
+    DIR *d = fdopendir(dir);
+    if (!d)
+        fail(path, errno);
+    struct buf b = {0};
+    for (struct dirent *e; (e = readdir(d));) {
+        char target[PATH_MAX];
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
+            continue;
+        if (fstatat(dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW))
+            continue; /* gone meanwhile */
+        ssize_t k = S_ISLNK(st.st_mode) ? readlinkat(dir, e->d_name, target, PATH_MAX - 1) : -1;
+        if (k >= 0)
+            target[k] = 0;
+        put_info(&b, e->d_name, &st, k >= 0 ? target : NULL);
+        if (b.len > COPY_SIZE) {
+            if (write_all(1, b.p, b.len) < 0)
+                _exit(2);
+            b.len = 0;
+        }
+    }
+    if (write_all(1, b.p, b.len) < 0 || fstat(dir, &st))
+        _exit(2);
+    report_info(path, &st, NULL);
+}
+
+static void do_mkdir(const char *path, mode_t mode, bool parents)
+{
+    struct stat st;
+    if (parents)
+        make_parents(path);
+    if (mkdir(path, mode)) {
+        int err = errno;
+        if (err != EEXIST || !parents || stat(path, &st) || !S_ISDIR(st.st_mode))
+            fail(path, err);
+    } else if (chmod(path, mode)) { /* the umask does not take part */
+        fail(path, errno);
+    }
+    do_stat(path);
+}
+
+static void do_remove(const char *path, bool recursive)
+{
+    struct stat st;
+    if (lstat(path, &st))
+        fail(path, errno);
+    if (!S_ISDIR(st.st_mode) ? unlink(path) : recursive ? tree_remove(path) : rmdir(path))
+        fail(path, errno);
+    report_info(path, &st, NULL);
+}
+
+static void do_move(const char *src, const char *dst)
+{
+    if (rename(src, dst)) {
+        if (errno != EXDEV) /* a directory of a lower layer answers EXDEV */
+            fail(src, errno);
+        if (tree_copy(src, dst) || tree_remove(src))
+            fail(src, errno);
+    }
+    do_stat(dst);
+}
+
+void file_main(const struct launch *l, const struct reader *spec)
+{
+    char *path = spec_str(spec, T_PATH), *dst = spec_str(spec, T_DST);
+    uint64_t mode = spec_u64(spec, T_MODE, UINT64_MAX);
+    status_out = l->fds[L_STATUS];
+    signal(SIGTERM, on_term);
+    if (!path || path[0] != '/' || strlen(path) >= PATH_MAX - 64)
+        child_fail(status_out, "invalid_request", "path", 0, "the path is not absolute or too long");
+    switch (spec_u64(spec, T_FOP, 0)) {
+    case F_READ:
+        do_read(path, spec_u64(spec, T_OFFSET, 0), spec_u64(spec, T_LENGTH, UINT64_MAX));
+        break;
+    case F_WRITE: do_write(path, mode, spec_u64(spec, T_APPEND, 0)); break;
+    case F_STAT: do_stat(path); break;
+    case F_LIST: do_list(path); break;
+    case F_MKDIR:
+        do_mkdir(path, mode == UINT64_MAX ? 0755 : (mode_t)mode, spec_u64(spec, T_PARENTS, 1));
+        break;
+    case F_REMOVE: do_remove(path, spec_u64(spec, T_RECURSIVE, 0)); break;
+    case F_MOVE:
+        if (!dst || dst[0] != '/')
+            child_fail(status_out, "invalid_request", "dst", 0, "the path is not absolute");
+        do_move(path, dst);
+        break;
+    }
+    child_fail(status_out, "invalid_request", "fop", 0, "unknown file operation");
+}

@@ -1,0 +1,187 @@
+/* The agent's start and its loop. As PID 1 it reaps everything; it takes no orders
+ * from inside: signals are ignored, its memory and descriptors cannot be read. */
+#include "aether.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FIXED 4
+#define POLL_MAX (FIXED + OPS_MAX * 4 + SESSIONS_MAX)
+
+static struct pollfd polled[POLL_MAX];
+static struct { struct op *op; struct session *session; int what; } who[POLL_MAX];
+
+void fatal(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fputs("aether: ", stderr);
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+    va_end(ap);
+    exit(70);
+}
+
+static int children_fd(void)
+{
+    sigset_t all, chld;
+    sigfillset(&all);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGABRT);
+    sigprocmask(SIG_SETMASK, &all, NULL);
+    sigemptyset(&chld);
+    sigaddset(&chld, SIGCHLD);
+    return signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+static void reap(int fd)
+{
+    struct signalfd_siginfo si[8];
+    bool any = false;
+    int status;
+    pid_t pid;
+    while (read(fd, si, sizeof si) > 0) {}
+    launcher_news(); /* so that a dead child is known by its pid where possible */
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        any = true;
+        if (pid != launcher_pid && !spare_reaped(pid))
+            launch_reaped(pid, status);
+    }
+    if (any)
+        cg_sweep_leaves();
+}
+
+static int add(int n, int fd, short events, struct op *op, int what)
+{
+    if (n >= POLL_MAX)
+        return n;
+    polled[n] = (struct pollfd){fd, events, 0};
+    who[n].op = op;
+    who[n].session = NULL;
+    who[n].what = what;
+    return n + 1;
+}
+
+static int gather(uint64_t now, uint64_t *due)
+{
+    int n = FIXED;
+    bool room = conn_out.len < OUT_HIGH;
+    *due = UINT64_MAX;
+    for (int i = 0; i < OPS_MAX; i++) {
+        struct op *op = &ops[i];
+        if (!op->used || op->done)
+            continue;
+        uint64_t d = op_next_due(op, now);
+        if (d < *due)
+            *due = d;
+        for (int k = 0; k < 2; k++) {
+            struct outstream *s = &op->out[k];
+            if (s->fd >= 0 && (s->retain || !op->attached || (s->credit && room)))
+                n = add(n, s->fd, POLLIN, op, k);
+        }
+        if (op->status_fd >= 0)
+            n = add(n, op->status_fd, POLLIN, op, 2);
+        if (op->in_fd >= 0 && op->in.len)
+            n = add(n, op->in_fd, POLLOUT, op, 3);
+    }
+    for (int i = 0; i < SESSIONS_MAX; i++)
+        if (sessions[i].used && sessions[i].state_fd >= 0) {
+            int at = n;
+            n = add(n, sessions[i].state_fd, POLLIN, NULL, 4);
+            who[at].session = &sessions[i];
+        }
+    return n;
+}
+
+static void serve(int n)
+{
+    for (int i = FIXED; i < n; i++) {
+        if (!polled[i].revents)
+            continue;
+        struct op *op = who[i].op;
+        int fd = polled[i].fd;
+        if (who[i].what < 2 && op->used && op->out[who[i].what].fd == fd)
+            op_read(op, who[i].what);
+        else if (who[i].what == 2 && op->used && op->status_fd == fd)
+            op_read_report(op);
+        else if (who[i].what == 3 && op->used && op->in_fd == fd)
+            op_write_stdin(op);
+        else if (who[i].what == 4 && who[i].session->state_fd == fd)
+            session_state(who[i].session);
+    }
+}
+
+static int wait_ms(uint64_t due, uint64_t now)
+{
+    if (due == UINT64_MAX)
+        return -1;
+    if (due <= now)
+        return 0;
+    uint64_t ms = (due - now + 999999) / 1000000;
+    return ms > 60000 ? 60000 : (int)ms;
+}
+
+static void turn(int chld)
+{
+    static uint64_t refill_due = UINT64_MAX;
+    uint64_t due, now = now_ns();
+    int n = gather(now, &due);
+    if (refill_due < due)
+        due = refill_due;
+    polled[0] = (struct pollfd){listen_fd, POLLIN, 0};
+    polled[1] = (struct pollfd){conn_fd, (short)(POLLIN | (conn_out.len ? POLLOUT : 0)), 0};
+    polled[2] = (struct pollfd){chld, POLLIN, 0};
+    polled[3] = (struct pollfd){launcher_fd, POLLIN, 0};
+    if (poll(polled, (nfds_t)n, wait_ms(due, now)) < 0 && errno != EINTR)
+        fatal("poll: %s", strerror(errno));
+    serve(n);
+    if (polled[3].revents)
+        launcher_news();
+    if (polled[2].revents)
+        reap(chld);
+    if (polled[0].revents)
+        channel_accept();
+    else if (conn_fd >= 0 && polled[1].revents & (POLLIN | POLLHUP | POLLERR))
+        channel_read();
+    now = now_ns();
+    for (int i = 0; i < OPS_MAX; i++) {
+        if (ops[i].used)
+            op_tick(&ops[i], now);
+        if (ops[i].used)
+            op_pump(&ops[i]);
+    }
+    if (conn_fd >= 0 && conn_out.len)
+        channel_write();
+    refill_due = spares_refill(now_ns(), finished_now);
+    finished_now = false;
+}
+
+int main(int argc, char **argv)
+{
+    static char name[128];
+    if (argc < 2)
+        fatal("usage: aether SOCKET [GENERATION]");
+    if (argc > 2)
+        snprintf(name, sizeof name, "%s", argv[2]);
+    generation = name;
+    prctl(PR_SET_DUMPABLE, 0);
+    for (int i = 0; i < SESSIONS_MAX; i++)
+        sessions[i].state_fd = -1;
+    int chld = children_fd();
+    if (chld < 0 || channel_listen(argv[1]))
+        fatal("cannot listen on %s: %s", argv[1], strerror(errno));
+    for (int i = 1; i < argc; i++)
+        memset(argv[i], 0, strlen(argv[i]));
+    for (;;)
+        turn(chld);
+}

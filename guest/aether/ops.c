@@ -1,0 +1,236 @@
+/* The table of operations and what the edge may ask of one: starting, input,
+ * signals, listing, attaching again. How a command runs and ends is in exec.c. */
+#include "aether.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct op ops[OPS_MAX];
+uint32_t next_id = 1;
+
+struct op *op_by_id(uint32_t id)
+{
+    for (int i = 0; i < OPS_MAX; i++)
+        if (ops[i].used && ops[i].id == id)
+            return &ops[i];
+    return NULL;
+}
+
+struct op *op_new(uint32_t id)
+{
+    for (int i = 0; i < OPS_MAX; i++) {
+        if (ops[i].used)
+            continue;
+        struct op *op = &ops[i];
+        memset(op, 0, sizeof *op);
+        op->used = op->attached = true;
+        op->id = id;
+        op->in_fd = op->status_fd = op->at.leaf = op->out[0].fd = op->out[1].fd = -1;
+        op->started = now_ns();
+        if (id >= next_id)
+            next_id = id + 1;
+        return op;
+    }
+    return NULL;
+}
+
+void op_free(struct op *op)
+{
+    stream_free(&op->out[0]);
+    stream_free(&op->out[1]);
+    if (op->in_fd >= 0)
+        close(op->in_fd);
+    if (op->status_fd >= 0)
+        close(op->status_fd);
+    cg_leaf_drop(op->at.leaf, op->at.leaf_name);
+    buf_free(&op->in);
+    buf_free(&op->report);
+    buf_free(&op->result);
+    free(op->key);
+    memset(op, 0, sizeof *op);
+}
+
+void op_refuse(uint32_t id, const char *code, const char *field, const char *message)
+{
+    struct buf b = {0};
+    put_error(&b, code, field, 0, "%s", message);
+    send_frame(M_ERROR, id, b.p, b.len);
+    buf_free(&b);
+}
+
+struct wish { uint64_t limit, timeout; bool merge, input, session; int commands; };
+
+/* Checks every field before anything is created; NULL or the name of the bad one. */
+static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *op)
+{
+    struct reader r = {p, p + n};
+    struct field f;
+    int k;
+    while ((k = next_field(&r, &f)) > 0) {
+        bool text = f.tag < T_TIMEOUT_NS || f.tag == T_SESSION || f.tag == T_PATH || f.tag == T_DST;
+        if (text && memchr(f.v, 0, f.n))
+            return f.tag == T_ENV ? "env" : f.tag == T_CWD ? "cwd" : f.tag == T_USER ? "user"
+                 : f.tag == T_PATH || f.tag == T_DST ? "path" : "argv";
+        if (f.tag == T_ARGV && f.n >= ARG_MAX_BYTES)
+            return "argv";
+        if (f.tag == T_ENV && (f.n >= ARG_MAX_BYTES || !memchr(f.v, '=', f.n) || f.v[0] == '='))
+            return "env";
+        if (!text && f.n != 8)
+            return "spec";
+        switch (f.tag) {
+        case T_KEY: free(op->key); op->key = field_str(&f); break;
+        case T_ARGV: w->commands |= 1; break;
+        case T_SHELL: w->commands |= 2; break;
+        case T_TIMEOUT_NS: w->timeout = field_u64(&f); break;
+        case T_LIMIT: w->limit = field_u64(&f); break;
+        case T_MERGE: w->merge = field_u64(&f); break;
+        case T_STDIN: w->input = field_u64(&f); break;
+        case T_SESSION: w->session = true; break;
+        case T_CWD: case T_ENV: case T_USER: break;
+        default:
+            if (f.tag < T_FOP || f.tag > T_PARENTS)
+                return "spec";
+        }
+    }
+    return k < 0 ? "spec" : NULL;
+}
+
+void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
+{
+    struct wish w = {.limit = 10u << 20};
+    if (op_by_id(id)) {
+        op_refuse(id, "conflict", "op_id", "the operation id is in use");
+        return;
+    }
+    struct op *op = op_new(id);
+    if (!op) {
+        op_refuse(id, "capacity_exhausted", NULL, "too many operations in this sandbox");
+        return;
+    }
+    const char *bad = check(p, n, &w, op);
+    if (!bad && !file && w.commands != 1 && w.commands != 2)
+        bad = "argv";
+    if (bad) {
+        op_refuse(id, "invalid_request", bad,
+                  "the value is malformed, holds a NUL byte or is larger than 128 KiB");
+        op_free(op);
+        return;
+    }
+    op->file = file;
+    op->merge = w.merge;
+    op->oom_before = cg_oom_kills();
+    op->timeout = w.timeout;
+    if (w.timeout && !w.session) /* in a session: once its turn has come */
+        op->deadline = op->started + w.timeout;
+    stream_init(&op->out[0], -1, !file, w.limit);
+    stream_init(&op->out[1], -1, !file, w.limit);
+    int failed = w.session ? session_exec(op, p, n)
+                           : op_pipes(op, p, n, file ? K_FILE : K_EXEC, w.input || file);
+    if (failed) {
+        if (failed != 1) /* 1: already answered */
+            op_refuse(id, "unavailable", NULL, "the command cannot be launched");
+        op_free(op);
+    }
+}
+
+void op_input(struct op *op, const uint8_t *p, size_t n)
+{
+    uint8_t credit[5] = {S_STDIN, (uint8_t)n, (uint8_t)(n >> 8), (uint8_t)(n >> 16), (uint8_t)(n >> 24)};
+    if (op->in_fd < 0) { /* the command no longer reads: taken and thrown away */
+        send_frame(M_CREDIT, op->id, credit, sizeof credit);
+        return;
+    }
+    if (op->in_eof || op->in.len + n > WINDOW || !buf_add(&op->in, p, n)) {
+        op->cancelled = true; /* the edge exceeded its credit */
+        op_kill(op);
+        return;
+    }
+    op_write_stdin(op);
+}
+
+void op_write_stdin(struct op *op)
+{
+    size_t at = 0;
+    while (at < op->in.len) {
+        ssize_t k = write(op->in_fd, op->in.p + at, op->in.len - at);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k < 0 && errno == EAGAIN)
+            break;
+        if (k <= 0) { /* EPIPE: nobody reads any more */
+            at = op->in.len;
+            op->in_eof = true;
+            break;
+        }
+        at += (size_t)k;
+    }
+    if (at) {
+        uint8_t c[5] = {S_STDIN, (uint8_t)at, (uint8_t)(at >> 8), (uint8_t)(at >> 16), (uint8_t)(at >> 24)};
+        memmove(op->in.p, op->in.p + at, op->in.len - at);
+        op->in.len -= at;
+        send_frame(M_CREDIT, op->id, c, sizeof c);
+    }
+    if (op->in_eof && !op->in.len) {
+        close(op->in_fd);
+        op->in_fd = -1;
+    }
+}
+
+void op_input_end(struct op *op)
+{
+    op->in_eof = true;
+    if (op->in_fd >= 0)
+        op_write_stdin(op);
+}
+
+void op_signal(struct op *op, int sig)
+{
+    if (sig == SIGKILL) {
+        op->cancelled = true;
+        op_kill(op);
+    } else if (op->at.pid > 1 && !op->reaped && sig) {
+        if (kill(-op->at.pid, sig))
+            kill(op->at.pid, sig);
+    }
+}
+
+void op_rewind(struct op *op)
+{
+    op->attached = true;
+    op->result_sent = false;
+    stream_rewind(&op->out[0]);
+    stream_rewind(&op->out[1]);
+}
+
+void ops_disconnected(void)
+{
+    for (int i = 0; i < OPS_MAX; i++) {
+        struct op *op = &ops[i];
+        if (!op->used)
+            continue;
+        op->attached = false;
+        op->result_sent = false;
+        if (op->file && op->done)
+            op_free(op);
+        else if (op->file) {
+            op->cancelled = true; /* before its stdin ends, which would commit a write */
+            op_kill(op);
+        }
+    }
+}
+
+void ops_list(struct buf *b)
+{
+    for (int i = 0; i < OPS_MAX; i++) {
+        if (!ops[i].used || ops[i].file)
+            continue;
+        put_u64(b, T_OP_ID, ops[i].id);
+        put_str(b, T_KEY, ops[i].key ? ops[i].key : "");
+        put_str(b, T_STATE, ops[i].done ? "done" : "running");
+    }
+}

@@ -1,0 +1,156 @@
+"""Dropping connections whose permissions are out of date.
+
+Owns: the system account's connection, finding connections by principal, ending them.
+Does not own: deciding whose. Best effort: a connection that is missed ends with its
+JWT, and every change is judged against the present grants anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+import msgspec
+import nats
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from schemas.base import encode
+from services.auth.settings import Settings
+from shared.bus import Bus
+
+log = logging.getLogger(__name__)
+
+CONNZ = "$SYS.REQ.SERVER.PING.CONNZ"
+ANSWER_S = 0.5
+"""Servers that have not answered by then have nothing to tell."""
+GRACE_S = 0.1
+"""Between an answer on its way and the end of its receiver's connection."""
+MAX_WAITING = 1_024
+PAGE = 1_024
+FLUSH_S = 2
+CONNECT_S = 2
+RECONNECT_WAIT_S = 1
+
+
+class _Connection(msgspec.Struct):
+    cid: int
+    authorized_user: str = ""
+
+
+class _Connections(msgspec.Struct):
+    connections: list[_Connection] = []
+
+
+class _Server(msgspec.Struct):
+    id: str
+
+
+class _Page(msgspec.Struct):
+    server: _Server
+    data: _Connections = msgspec.field(default_factory=_Connections)
+
+
+_page = msgspec.json.Decoder(_Page)
+
+
+class Kicker:
+    """Drops connections in the background, through the system account."""
+
+    def __init__(self, settings: Settings, bus: Bus) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._queue: asyncio.Queue[frozenset[str]] = asyncio.Queue(MAX_WAITING)
+        self._system: Client | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins in the background; without a system user nothing is ever dropped."""
+        if self._settings.sys_user is None:
+            log.warning("no system user: changed grants bite at the next connect only")
+            return
+        self._task = asyncio.create_task(self._run(), name="kick")
+
+    async def close(self) -> None:
+        """Ends; connections not dropped yet end with their JWT."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._system is not None:
+            with contextlib.suppress(NatsError, OSError):
+                await self._system.close()
+
+    def drop(self, principals: Collection[str]) -> None:
+        """Has the connections of ``principals`` dropped soon, answers first."""
+        if self._task is None:
+            return
+        try:
+            self._queue.put_nowait(frozenset(principals))
+        except asyncio.QueueFull:
+            log.error("too many changes at once: %d principals keep old permissions until "
+                      "their connections end", len(principals))  # fmt: skip
+
+    async def _run(self) -> None:
+        while True:
+            principals = set(await self._queue.get())
+            await asyncio.sleep(GRACE_S)
+            while not self._queue.empty():
+                principals |= self._queue.get_nowait()
+            try:
+                await self._drop(principals)
+            except (NatsError, OSError, TimeoutError) as exc:
+                log.warning("connections of %d principals not dropped: %r", len(principals), exc)
+
+    async def _drop(self, principals: set[str]) -> None:
+        await self._bus.client.flush(timeout=FLUSH_S)  # the answer is with the server
+        system = await self._connected()
+        dropped = 0
+        for principal in sorted(principals):
+            async for server, cid in self._connections(system, principal):
+                # a kick without a reply subject is ignored by the server
+                subject = f"$SYS.REQ.SERVER.{server}.KICK"
+                await system.request(subject, encode({"cid": cid}), timeout=FLUSH_S)
+                dropped += 1
+        log.info("%d connections of %d principals dropped", dropped, len(principals))
+
+    async def _connected(self) -> Client:
+        if self._system is None or self._system.is_closed:
+            self._system = await nats.connect(
+                self._settings.nats_url.split(","),
+                user=self._settings.sys_user, password=self._settings.sys_password,
+                name="dsec-auth-system", max_reconnect_attempts=-1,
+                connect_timeout=CONNECT_S, reconnect_time_wait=RECONNECT_WAIT_S,
+                error_cb=_ignored,
+            )  # fmt: skip
+        return self._system
+
+    async def _connections(
+        self, system: Client, principal: str
+    ) -> AsyncIterator[tuple[str, int]]:
+        """``(server, connection)`` of a principal on every server."""
+        query = {"auth": True, "user": principal, "limit": PAGE}
+        inbox = system.new_inbox()
+        answers = await system.subscribe(inbox)
+        try:
+            await system.publish(CONNZ, encode(query), reply=inbox)
+            end = time.monotonic() + ANSWER_S
+            while (left := end - time.monotonic()) > 0:
+                try:
+                    message = await answers.next_msg(timeout=left)
+                except TimeoutError:
+                    return
+                page = _page.decode(message.data)
+                for connection in page.data.connections:
+                    if connection.authorized_user == principal:
+                        yield page.server.id, connection.cid
+        finally:
+            await answers.unsubscribe()
+
+
+async def _ignored(exc: Exception) -> Any:
+    log.debug("system account: %r", exc)

@@ -1,0 +1,220 @@
+"""SQL of the hot path: requests, usage, charges. One statement a batch, never one a row.
+
+Owns: these statements. Does not own: when they run (:mod:`services.auth.handlers`,
+:mod:`services.auth.releases`), identity (:mod:`services.auth.iam_store`).
+
+Two instances never wait for each other in a circle: request rows are inserted in the
+order of their ids, then usage rows are locked in the order of theirs, then charges
+follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.auth.admission import Account, Cost
+
+PRUNE_ROWS = 5_000
+"""Most request rows removed at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A request as it is remembered."""
+
+    id: str
+    project: str
+    principal: str
+    verb: str
+    sha256: bytes
+    reply: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeRow:
+    """What one sandbox is charged."""
+
+    uid: str
+    project: str
+    request: str
+    cost: Cost
+
+
+async def paths(
+    connection: AsyncConnection, projects: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Ids from the root for each of ``projects`` that exists."""
+    rows = await connection.execute(
+        text("select id, path from project where id = any(cast(:ids as text[]))"),
+        {"ids": list(projects)},
+    )
+    return {row[0]: tuple(row[1]) for row in rows}
+
+
+async def remember(
+    connection: AsyncConnection, requests: Iterable[RequestRow]
+) -> frozenset[str]:
+    """Inserts requests; returns the ids seen for the first time. Waits for another
+    instance that is inserting the same one."""
+    rows = sorted(requests, key=lambda r: r.id)
+    if not rows:
+        return frozenset()
+    result = await connection.execute(
+        text(
+            "insert into request (id, project, principal, verb, sha256) "
+            "select * from unnest(cast(:i as text[]), cast(:p as text[]), cast(:w as text[]), "
+            "cast(:v as text[]), cast(:s as bytea[])) on conflict do nothing returning id"
+        ),
+        {
+            "i": [r.id for r in rows],
+            "p": [r.project for r in rows],
+            "w": [r.principal for r in rows],
+            "v": [r.verb for r in rows],
+            "s": [r.sha256 for r in rows],
+        },
+    )
+    return frozenset(row[0] for row in result)
+
+
+async def remembered(
+    connection: AsyncConnection, request_ids: Collection[str]
+) -> dict[str, RequestRow]:
+    """Requests by id."""
+    if not request_ids:
+        return {}
+    rows = await connection.execute(
+        text(
+            "select id, project, principal, verb, sha256, reply from request "
+            "where id = any(cast(:ids as text[]))"
+        ),
+        {"ids": list(request_ids)},
+    )
+    return {r[0]: RequestRow(r[0], r[1], r[2], r[3], bytes(r[4]), r[5]) for r in rows}
+
+
+async def set_replies(connection: AsyncConnection, replies: dict[str, bytes]) -> None:
+    """Stores what a repeated request is to be told."""
+    if not replies:
+        return
+    await connection.execute(
+        text(
+            "update request set reply = new.reply from unnest(cast(:i as text[]), "
+            "cast(:r as bytea[])) as new(id, reply) where request.id = new.id"
+        ),
+        {"i": list(replies), "r": list(replies.values())},
+    )
+
+
+async def lock_accounts(
+    connection: AsyncConnection, projects: Collection[str]
+) -> tuple[dict[str, Account], float]:
+    """Use and limits of ``projects``, locked until the transaction ends, and the
+    database's time in seconds since the epoch (one clock for all instances)."""
+    rows = await connection.execute(
+        text(
+            "select u.project, q.sandboxes, q.millicores, q.memory_mb, q.creations_per_s, "
+            "u.sandboxes, u.millicores, u.memory_mb, u.tokens, u.tokens_at, "
+            "extract(epoch from clock_timestamp())::double precision "
+            "from usage u left join quota q on q.project = u.project "
+            "where u.project = any(cast(:ids as text[])) order by u.project for update of u"
+        ),
+        {"ids": list(projects)},
+    )
+    accounts, now = {}, 0.0
+    for row in rows:
+        accounts[row[0]] = Account(*row[:10])
+        now = max(now, row[10])
+    return accounts, now
+
+
+async def save_accounts(connection: AsyncConnection, accounts: Iterable[Account]) -> None:
+    """Adds what a batch added, and stores the buckets."""
+    rows = [a for a in accounts if a.added != [0, 0, 0] or a.rate is not None]
+    if not rows:
+        return
+    await connection.execute(
+        text(
+            "update usage u set sandboxes = u.sandboxes + n.s, "
+            "millicores = u.millicores + n.c, memory_mb = u.memory_mb + n.m, "
+            "tokens = n.t, tokens_at = n.ta "
+            "from unnest(cast(:p as text[]), cast(:s as bigint[]), cast(:c as bigint[]), "
+            "cast(:m as bigint[]), cast(:t as double precision[]), "
+            "cast(:ta as double precision[])) as n(p, s, c, m, t, ta) where u.project = n.p"
+        ),
+        {
+            "p": [a.project for a in rows],
+            "s": [a.added[0] for a in rows],
+            "c": [a.added[1] for a in rows],
+            "m": [a.added[2] for a in rows],
+            "t": [a.tokens for a in rows],
+            "ta": [a.tokens_at for a in rows],
+        },
+    )
+
+
+async def charge(connection: AsyncConnection, rows: Sequence[ChargeRow]) -> frozenset[str]:
+    """Inserts charges; returns the uids that belong to someone else already (which
+    nothing is charged for)."""
+    if not rows:
+        return frozenset()
+    uids = [r.uid for r in rows]
+    result = await connection.execute(
+        text(
+            "insert into charge (uid, project, request, millicores, memory_mb) "
+            "select * from unnest(cast(:u as text[]), cast(:p as text[]), cast(:r as text[]), "
+            "cast(:c as bigint[]), cast(:m as bigint[])) on conflict do nothing"
+        ),
+        {
+            "u": uids,
+            "p": [r.project for r in rows],
+            "r": [r.request for r in rows],
+            "c": [r.cost.millicores for r in rows],
+            "m": [r.cost.memory_mb for r in rows],
+        },
+    )
+    if result.rowcount == len(rows):
+        return frozenset()
+    return await _taken(connection, rows)
+
+
+async def _taken(connection: AsyncConnection, rows: Sequence[ChargeRow]) -> frozenset[str]:
+    owners = await connection.execute(
+        text("select uid, request from charge where uid = any(cast(:u as text[]))"),
+        {"u": [r.uid for r in rows]},
+    )
+    wanted = {r.uid: r.request for r in rows}
+    return frozenset(uid for uid, request in owners if wanted[uid] != request)
+
+
+async def release(
+    connection: AsyncConnection, uids: Collection[str]
+) -> list[tuple[str, int, int, int]]:
+    """Removes charges; returns project, sandboxes, thousandths of a core and MiB of
+    what was removed now: a charge that is gone already gives nothing back."""
+    rows = await connection.execute(
+        text(
+            "with gone as (delete from charge where uid = any(cast(:u as text[])) "
+            "returning project, millicores, memory_mb) "
+            "select project, count(*), sum(millicores)::bigint, sum(memory_mb)::bigint "
+            "from gone group by project"
+        ),
+        {"u": list(uids)},
+    )
+    return [(r[0], r[1], r[2], r[3]) for r in rows]
+
+
+async def prune_requests(connection: AsyncConnection, *, keep_s: float) -> int:
+    """Forgets old requests, some at a time; returns how many."""
+    result = await connection.execute(
+        text(
+            "delete from request where id in (select id from request "
+            "where at < now() - make_interval(secs => :keep) order by at limit :n "
+            "for update skip locked)"
+        ),
+        {"keep": keep_s, "n": PRUNE_ROWS},
+    )
+    return int(result.rowcount)

@@ -1,0 +1,1 @@
+"""The edge's side of aether, the agent inside every sandbox."""

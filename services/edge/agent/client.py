@@ -1,0 +1,357 @@
+"""An asynchronous client of one agent: the connection and its operations.
+
+Owns: the handshake, multiplexing, credit, re-attaching. Does not own: what runs
+(:mod:`services.edge.agent.commands`), the agent's life (the driver's). The agent is
+inside a sandbox: what it sends is bounded by credit and checked by the decoder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from services.edge.agent import wire
+from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
+from shared.errors import DsecError, Unavailable, Unsupported, from_code
+
+KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
+CONNECT_RETRY_S = 0.005
+EVENTS_MAX = 4096  # of one operation; credit keeps it far below
+
+OnOutput = Callable[[int, bytes], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupFds:
+    """Descriptors handed to the agent: ``cgroup.procs`` of every v1 hierarchy, the v2
+    directory, the file with the ``oom_kill`` counter. The caller closes them."""
+
+    v1: Sequence[int] = ()
+    v2: int | None = None
+    oom: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An operation the agent knows."""
+
+    id: int
+    key: str
+    done: bool
+
+
+class _Operation:
+    """What has arrived for one operation: output until its end, then the end."""
+
+    def __init__(self, op_id: int) -> None:
+        self.id = op_id
+        self.events: deque[tuple[int, Any]] = deque()
+        self.ready = asyncio.Event()
+        self.stdin_credit = wire.WINDOW_BYTES
+        self.credit_changed = asyncio.Event()
+
+    def put(self, type_: int, value: Any) -> None:
+        self.events.append((type_, value))
+        self.ready.set()
+
+    async def next(self) -> tuple[int, Any]:
+        while not self.events:
+            self.ready.clear()
+            await self.ready.wait()
+        return self.events.popleft()
+
+
+class AgentClient(asyncio.Protocol):
+    """One connection. Made by :meth:`connect`; every method may run concurrently."""
+
+    def __init__(self, hello: Fields, decoder: wire.FrameDecoder) -> None:
+        self.generation = hello.text(Tag.GENERATION)
+        self._next_id = max(1, hello.number(Tag.NEXT_ID, 1))
+        self._decoder = decoder
+        self._ops: dict[int, _Operation] = {}
+        self._transport: asyncio.Transport | None = None
+        self._on_lost: Callable[[], None] | None = None
+        self.lost = False
+
+    @classmethod
+    async def connect(
+        cls, path: Path, *, generation: str | None = None, cgroups: CgroupFds | None = None,
+        deadline_s: float = 5.0, wait: bool = False,
+    ) -> AgentClient:  # fmt: skip
+        """Connects to the socket at ``path``, checks version and ``generation``, hands
+        over ``cgroups``. With ``wait`` an agent that does not listen yet is waited for. Raises ``Unavailable`` (nobody answers in time) or
+        ``Unsupported`` (other version or generation)."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    try:
+                        return await cls._connect(path, generation, cgroups)
+                    except (FileNotFoundError, ConnectionRefusedError):
+                        if not wait:
+                            raise
+                        await asyncio.sleep(CONNECT_RETRY_S)
+        except (OSError, EOFError, ProtocolError, TimeoutError) as err:
+            raise Unavailable(f"the sandbox's agent does not answer: {err!r}") from err
+
+    @classmethod
+    async def _connect(
+        cls, path: Path, generation: str | None, cgroups: CgroupFds | None
+    ) -> AgentClient:
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await _connect_path(sock, path)
+            decoder = wire.FrameDecoder()
+            hello = await _greet(sock, decoder, generation)
+            client = cls(hello, decoder)
+            if cgroups is not None:
+                await _set_up(sock, decoder, cgroups)
+            await loop.create_unix_connection(lambda: client, sock=sock)
+            return client
+        except BaseException:
+            sock.close()
+            raise
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """``call`` runs once when the connection ends, unless :meth:`close` ended it."""
+        if self.lost:
+            call()
+        else:
+            self._on_lost = call
+
+    def close(self) -> None:
+        """Lets go of the agent; what runs in the sandbox goes on."""
+        self._on_lost = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- asyncio.Protocol ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # not checked at run time: an event loop may bring transports of its own
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for got in self._decoder.feed(data):
+                self._dispatch(got)
+        except ProtocolError:
+            if self._transport is not None:
+                self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        error = Unavailable("the connection to the sandbox's agent ended")
+        for op in self._ops.values():
+            op.put(Msg.ERROR, error)
+            op.credit_changed.set()
+        if self._on_lost is not None:
+            self._on_lost()
+
+    def _dispatch(self, got: wire.Frame) -> None:
+        op = self._ops.get(got.op_id)
+        if op is None:
+            return
+        if got.type == Msg.DATA and got.payload:
+            op.put(Msg.DATA, got.payload)
+        elif got.type == Msg.CREDIT and len(got.payload) == 5:
+            op.stdin_credit += int.from_bytes(got.payload[1:], "little")
+            op.credit_changed.set()
+        elif got.type == Msg.ERROR:
+            op.put(Msg.ERROR, error_of(Fields(got.payload)))
+        elif got.type in (Msg.RESULT, Msg.OK, Msg.LISTING):
+            op.put(got.type, got.payload)
+        if len(op.events) > EVENTS_MAX:
+            raise ProtocolError("more output than credit")
+
+    # ---- operations ----
+
+    def _send(self, type_: int, op_id: int, payload: bytes = b"") -> None:
+        if self.lost or self._transport is None:
+            raise Unavailable("the connection to the sandbox's agent ended")
+        self._transport.write(wire.frame(type_, op_id, payload))
+
+    def _open(self) -> _Operation:
+        op = _Operation(self._next_id)
+        self._next_id = self._next_id + 1 if self._next_id < 0xFFFFFFF0 else 1
+        self._ops[op.id] = op
+        return op
+
+    async def list(self) -> list[Listed]:
+        """Operations that run or wait to be acknowledged."""
+        op = self._open()
+        try:
+            self._send(Msg.LIST, op.id)
+            type_, value = await op.next()
+            if type_ == Msg.ERROR:
+                raise value
+            return [
+                Listed(r.number(Tag.OP_ID), r.text(Tag.KEY), r.text(Tag.STATE) == "done")
+                for r in wire.split_records(value, Tag.OP_ID)
+            ]
+        finally:
+            self._ops.pop(op.id, None)
+
+    async def run(
+        self, type_: int, payload: bytes, on_output: OnOutput,
+        *, stdin: AsyncIterator[bytes] | None = None, control: AsyncIterator[int] | None = None,
+    ) -> Fields:  # fmt: skip
+        """Starts an operation and follows it to its result. Cancelling kills its tree
+        and waits (bounded) until it is dead. Raises the agent's typed error."""
+        op = self._open()
+        self._send(type_, op.id, payload)
+        return await self._follow(op, on_output, stdin, control)
+
+    async def attach(self, op_id: int, on_output: OnOutput) -> Fields:
+        """Follows an operation started by an earlier connection: its retained output
+        from the beginning, then its result."""
+        op = self._ops[op_id] = _Operation(op_id)
+        self._send(Msg.ATTACH, op_id)
+        return await self._follow(op, on_output, None, None)
+
+    async def _follow(
+        self, op: _Operation, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
+        control: AsyncIterator[int] | None,
+    ) -> Fields:  # fmt: skip
+        pumps = []
+        if stdin is not None:
+            pumps.append(asyncio.ensure_future(self._pump_stdin(op, stdin)))
+        if control is not None:
+            pumps.append(asyncio.ensure_future(self._pump_signals(op, control)))
+        try:
+            return await self._events(op, on_output, pumps)
+        except BaseException:
+            await self._kill(op)
+            raise
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            self._ops.pop(op.id, None)
+            if not self.lost:
+                self._send(Msg.ACK, op.id)
+
+    async def _events(
+        self, op: _Operation, on_output: OnOutput, pumps: Sequence[asyncio.Future[None]]
+    ) -> Fields:
+        while True:
+            type_, value = await op.next()
+            if type_ == Msg.DATA:
+                await on_output(value[0], value[1:])
+                credit = value[:1] + (len(value) - 1).to_bytes(4, "little")
+                if not self.lost:
+                    self._send(Msg.CREDIT, op.id, credit)
+            elif type_ == Msg.ERROR:
+                op.events.clear()
+                failed = [p for p in pumps if p.done() and not p.cancelled() and p.exception()]
+                if failed:
+                    failed[0].result()
+                op.put(type_, value)
+                raise value
+            else:
+                return Fields(value)
+
+    async def _kill(self, op: _Operation) -> None:
+        """Ends what still runs and waits for the agent's word that it is gone."""
+        if self.lost or any(t != Msg.DATA for t, _ in op.events):
+            return
+        self._send(Msg.KILL, op.id)
+        try:
+            async with asyncio.timeout(KILL_WAIT_S):
+                while True:
+                    type_, value = await op.next()
+                    if type_ != Msg.DATA:
+                        return
+                    credit = value[:1] + (len(value) - 1).to_bytes(4, "little")
+                    self._send(Msg.CREDIT, op.id, credit)
+        except (TimeoutError, Unavailable):
+            return
+
+    async def _pump_stdin(self, op: _Operation, chunks: AsyncIterator[bytes]) -> None:
+        try:
+            async for chunk in chunks:
+                for at in range(0, len(chunk), wire.CHUNK_BYTES):
+                    piece = chunk[at : at + wire.CHUNK_BYTES]
+                    while op.stdin_credit < len(piece):
+                        op.credit_changed.clear()
+                        await op.credit_changed.wait()
+                        if self.lost:
+                            return
+                    op.stdin_credit -= len(piece)
+                    self._send(Msg.DATA, op.id, bytes([wire.STDIN]) + piece)
+        except Exception:
+            self._send(Msg.KILL, op.id)  # an input that broke off is not an end of input
+            raise
+        self._send(Msg.EOF, op.id)
+
+    async def _pump_signals(self, op: _Operation, numbers: AsyncIterator[int]) -> None:
+        async for number in numbers:
+            self._send(Msg.SIGNAL, op.id, bytes([number]))
+
+
+def error_of(fields: Fields) -> DsecError:
+    """The typed error of an ERROR payload; its texts are data of the sandbox, bounded."""
+    details = {"errno": fields.text(Tag.ERRNO)[:32]} if Tag.ERRNO in fields else None
+    message = fields.text(Tag.MESSAGE, "failed").encode("utf-8", "replace").decode()[:1024]
+    return from_code(
+        fields.text(Tag.CODE), message,
+        field=fields.text(Tag.FIELD)[:64] or None, details=details,
+    )  # fmt: skip
+
+
+async def _connect_path(sock: socket.socket, path: Path) -> None:
+    """Connects through the folder's descriptor: socket paths end at 107 bytes."""
+    loop = asyncio.get_running_loop()
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        await loop.sock_connect(sock, f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+
+
+async def _next_frames(sock: socket.socket, decoder: wire.FrameDecoder) -> list[wire.Frame]:
+    while True:
+        data = await asyncio.get_running_loop().sock_recv(sock, 65536)
+        if not data:
+            raise EOFError("the agent closed the connection")
+        frames = decoder.feed(data)
+        if frames:
+            return frames
+
+
+async def _greet(
+    sock: socket.socket, decoder: wire.FrameDecoder, generation: str | None
+) -> Fields:
+    hello = wire.frame(Msg.HELLO, 0, wire.MAGIC + wire.field(Tag.VERSION, wire.VERSION))
+    await asyncio.get_running_loop().sock_sendall(sock, hello)
+    got = (await _next_frames(sock, decoder))[0]
+    if got.type != Msg.HELLO or not got.payload.startswith(wire.MAGIC):
+        raise ProtocolError("no greeting")
+    fields = Fields(got.payload[len(wire.MAGIC) :])
+    version = fields.number(Tag.VERSION)
+    if version != wire.VERSION:
+        raise Unsupported(f"the agent speaks protocol version {version}", field="version")
+    if generation is not None and fields.text(Tag.GENERATION) != generation:
+        raise Unsupported("the agent belongs to another generation", field="generation")
+    return fields
+
+
+async def _set_up(sock: socket.socket, decoder: wire.FrameDecoder, cgroups: CgroupFds) -> None:
+    fds = [*cgroups.v1, *(fd for fd in (cgroups.v2, cgroups.oom) if fd is not None)]
+    payload = (
+        wire.field(Tag.V1_COUNT, len(cgroups.v1))
+        + wire.field(Tag.HAS_V2, int(cgroups.v2 is not None))
+        + wire.field(Tag.HAS_OOM, int(cgroups.oom is not None))
+    )
+    socket.send_fds(sock, [wire.frame(Msg.SETUP, 0, payload)], fds)
+    got = (await _next_frames(sock, decoder))[0]
+    if got.type == Msg.ERROR:
+        raise error_of(Fields(got.payload))
+    if got.type != Msg.OK:
+        raise ProtocolError("no answer to the set-up")

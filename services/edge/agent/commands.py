@@ -1,0 +1,128 @@
+"""What the edge asks of an agent: commands and file operations in terms of the port.
+
+Owns: the translation between the driver port's types and fields. Does not own: the
+connection (:mod:`services.edge.agent.client`). Used by every backend with an agent.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from services.edge.agent import wire
+from services.edge.agent.client import AgentClient
+from services.edge.agent.wire import Fields, Msg, Tag
+from services.edge.drivers.base import ExecIO, ExecOutcome, ExecSpec, Stream
+from shared.errors import InvalidRequest
+
+SPEC_BYTES_MAX = wire.FRAME_BYTES_MAX - 1024
+STREAMS: Mapping[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a command gets where its spec is silent."""
+
+    env: Mapping[str, str]
+    cwd: str
+    user: str
+
+
+def exec_payload(spec: ExecSpec, defaults: Defaults) -> bytes:
+    """The fields of an EXEC frame. Raises ``InvalidRequest`` naming the field."""
+    if (spec.argv is None) == (spec.shell is None) or spec.argv == []:
+        raise InvalidRequest("exactly one of argv and shell is given", field="argv")
+    parts = [
+        wire.field(Tag.KEY, spec.op_id),
+        wire.field(Tag.USER, spec.user or defaults.user),
+        wire.field(Tag.CWD, spec.cwd or defaults.cwd),
+        wire.field(Tag.LIMIT, max(0, spec.output_limit_bytes)),
+        wire.field(Tag.MERGE, int(spec.merge)),
+        wire.field(Tag.STDIN, int(spec.stdin)),
+    ]
+    if spec.timeout_s is not None:
+        parts.append(wire.field(Tag.TIMEOUT_NS, max(1, int(spec.timeout_s * 1e9))))
+    if spec.session is not None:
+        parts.append(wire.field(Tag.SESSION, spec.session))
+    if spec.shell is not None:
+        parts.append(wire.field(Tag.SHELL, spec.shell))
+    parts += [wire.field(Tag.ARGV, a) for a in spec.argv or ()]
+    for name, value in {**defaults.env, **spec.env}.items():
+        if not name or "=" in name:
+            raise InvalidRequest("a variable's name is empty or holds '='", field="env")
+        parts.append(wire.field(Tag.ENV, f"{name}={value}"))
+    payload = b"".join(parts)
+    if len(payload) > SPEC_BYTES_MAX:
+        raise InvalidRequest(
+            f"command and environment are larger than {SPEC_BYTES_MAX} bytes",
+            field="shell" if spec.shell is not None else "argv",
+        )
+    return payload
+
+
+def outcome_of(result: Fields) -> ExecOutcome:
+    """The port's outcome of a RESULT payload."""
+    number = result.number(Tag.SIGNAL_NO)
+    return ExecOutcome(
+        exit_code=result.number(Tag.EXIT_CODE) if Tag.EXIT_CODE in result else None,
+        signal=signal_name(number) if number else None,
+        timed_out=bool(result.number(Tag.TIMED_OUT)),
+        oom_killed=bool(result.number(Tag.OOM)),
+        truncated=(result.number(Tag.DROPPED_OUT), result.number(Tag.DROPPED_ERR)),
+        duration_s=result.number(Tag.DURATION_NS) / 1e9,
+        session_fresh=bool(result.number(Tag.SESSION_FRESH)),
+        session_ended=bool(result.number(Tag.SESSION_ENDED)),
+    )
+
+
+def signal_name(number: int) -> str:
+    """``KILL`` for 9; real-time signals are ``RT<n>``."""
+    try:
+        return signal.Signals(number).name.removeprefix("SIG")
+    except ValueError:
+        return f"RT{number}"
+
+
+def signal_number(name: str) -> int:
+    """9 for ``KILL``, ``SIGKILL`` or ``9``; raises ``InvalidRequest``."""
+    if name.isdigit() and int(name) < 65:
+        return int(name)
+    try:
+        return signal.Signals["SIG" + name.removeprefix("SIG")]
+    except KeyError:
+        raise InvalidRequest(f"unknown signal {name!r}", field="signal") from None
+
+
+async def _numbers(names: AsyncIterator[str]) -> AsyncIterator[int]:
+    async for name in names:
+        yield signal_number(name)
+
+
+async def run_command(
+    agent: AgentClient, spec: ExecSpec, io: ExecIO, *, defaults: Defaults
+) -> ExecOutcome:
+    """Runs one command to its end; cancelling kills its tree."""
+    payload = exec_payload(spec, defaults)
+
+    async def on_output(stream: int, data: bytes) -> None:
+        await io.output(STREAMS[stream], data)
+
+    result = await agent.run(
+        Msg.EXEC, payload, on_output,
+        stdin=io.input() if spec.stdin else None, control=_numbers(io.control()),
+    )  # fmt: skip
+    return outcome_of(result)
+
+
+async def resume_command(agent: AgentClient, key: str, io: ExecIO) -> ExecOutcome | None:
+    """Follows the command ``key`` again after the edge restarted: its retained output
+    from the start, then its outcome; ``None`` when the agent does not know it."""
+    known = [op for op in await agent.list() if op.key == key]
+    if not known:
+        return None
+
+    async def on_output(stream: int, data: bytes) -> None:
+        await io.output(STREAMS[stream], data)
+
+    return outcome_of(await agent.attach(known[0].id, on_output))

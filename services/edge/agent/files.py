@@ -1,0 +1,128 @@
+"""File operations of an agent in terms of the port's ``Files``.
+
+Owns: reading, writing and looking at files of a sandbox through its agent. Does not
+own: path resolution and rights, which happen in the sandbox as the given user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from services.edge.agent import wire
+from services.edge.agent.client import AgentClient
+from services.edge.agent.wire import Fields, FileOp, Msg, Tag
+from services.edge.drivers.base import FileInfo
+from shared.errors import InvalidRequest
+
+TYPES = {
+    "f": "file", "d": "dir", "l": "symlink", "p": "fifo", "s": "socket", "c": "chr", "b": "blk",
+}  # fmt: skip
+LISTING_BYTES_MAX = 64 * 1024 * 1024
+READ_CHUNKS_AHEAD = 2  # chunks of at most 128 KiB between agent and reader
+
+
+def _payload(op: FileOp, path: str, user: str, *extra: bytes) -> bytes:
+    if not path.startswith("/"):
+        raise InvalidRequest("the path is not absolute", field="path")
+    if "\0" in path:
+        raise InvalidRequest("the path holds a NUL byte", field="path")
+    fields = (wire.field(Tag.FOP, op), wire.field(Tag.PATH, path), wire.field(Tag.USER, user))
+    return b"".join((*fields, *extra))
+
+
+def info_of(record: Fields, path: str) -> FileInfo:
+    return FileInfo(
+        path=path,
+        type=TYPES.get(record.text(Tag.TYPE), "file"),
+        size=record.number(Tag.SIZE),
+        mode=record.number(Tag.FMODE),
+        uid=record.number(Tag.UID),
+        gid=record.number(Tag.GID),
+        mtime=record.number(Tag.MTIME_NS) / 1e9,
+        target=record.text(Tag.TARGET) if Tag.TARGET in record else None,
+    )
+
+
+async def _no_output(_stream: int, _data: bytes) -> None:
+    return None
+
+
+async def read(
+    agent: AgentClient, path: str, *, user: str, offset: int = 0, length: int | None = None
+) -> AsyncIterator[bytes]:
+    """The file's bytes in order; the reader's pace is the agent's."""
+    extra = [wire.field(Tag.OFFSET, offset)]
+    if length is not None:
+        extra.append(wire.field(Tag.LENGTH, length))
+    payload = _payload(FileOp.READ, path, user, *extra)
+    queue: asyncio.Queue[bytes] = asyncio.Queue(READ_CHUNKS_AHEAD)
+
+    async def on_output(_stream: int, data: bytes) -> None:
+        await queue.put(data)
+
+    async def fetch() -> None:
+        try:
+            await agent.run(Msg.FILE, payload, on_output)
+        finally:
+            await queue.put(b"")
+
+    task = asyncio.ensure_future(fetch())
+    try:
+        while data := await queue.get():
+            yield data
+        await task
+    finally:
+        task.cancel()
+        while not task.done():  # an early end of reading ends the operation
+            while not queue.empty():
+                queue.get_nowait()
+            await asyncio.wait([task], timeout=0.01)
+
+
+async def write(
+    agent: AgentClient, path: str, chunks: AsyncIterator[bytes], *, user: str,
+    mode: int | None = None, append: bool = False,
+) -> FileInfo:  # fmt: skip
+    """Atomic unless ``append``; an error of ``chunks`` leaves the old file as it was."""
+    extra = [wire.field(Tag.APPEND, int(append))]
+    if mode is not None:
+        extra.append(wire.field(Tag.MODE, mode))
+    payload = _payload(FileOp.WRITE, path, user, *extra)
+    return info_of(await agent.run(Msg.FILE, payload, _no_output, stdin=chunks), path)
+
+
+async def stat(agent: AgentClient, path: str, *, user: str) -> FileInfo:
+    return info_of(await agent.run(Msg.FILE, _payload(FileOp.STAT, path, user), _no_output), path)
+
+
+async def list_dir(agent: AgentClient, path: str, *, user: str) -> list[FileInfo]:
+    """The entries of a directory, sorted by path."""
+    raw = bytearray()
+
+    async def on_output(_stream: int, data: bytes) -> None:
+        raw.extend(data)
+        if len(raw) > LISTING_BYTES_MAX:
+            raise InvalidRequest("the directory is too large to be listed", field="path")
+
+    await agent.run(Msg.FILE, _payload(FileOp.LIST, path, user), on_output)
+    base = path.rstrip("/")
+    records = wire.split_records(bytes(raw), Tag.NAME)
+    return sorted((info_of(r, f"{base}/{r.text(Tag.NAME)}") for r in records), key=lambda i: i.path)
+
+
+async def mkdir(
+    agent: AgentClient, path: str, *, user: str, mode: int = 0o755, parents: bool = True
+) -> None:
+    extra = (wire.field(Tag.MODE, mode), wire.field(Tag.PARENTS, int(parents)))
+    await agent.run(Msg.FILE, _payload(FileOp.MKDIR, path, user, *extra), _no_output)
+
+
+async def remove(agent: AgentClient, path: str, *, user: str, recursive: bool = False) -> None:
+    extra = wire.field(Tag.RECURSIVE, int(recursive))
+    await agent.run(Msg.FILE, _payload(FileOp.REMOVE, path, user, extra), _no_output)
+
+
+async def move(agent: AgentClient, src: str, dst: str, *, user: str) -> None:
+    payload = _payload(FileOp.MOVE, src, user, wire.field(Tag.DST, dst))
+    await agent.run(Msg.FILE, payload, _no_output)

@@ -1,0 +1,212 @@
+"""Frames and fields of the agent protocol (``guest/PROTOCOL.md``).
+
+Owns: the byte format. Does not own: sockets, operations, meaning. Pure. A frame is
+``u32 length, u8 type, u32 operation id, payload``; a payload is a row of fields
+``u8 tag, u32 length, bytes``; all numbers are little-endian. The peer is untrusted:
+every length is checked before it is believed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+VERSION = 1
+MAGIC = b"DSEC"
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+WINDOW_BYTES = 256 * 1024
+CHUNK_BYTES = 128 * 1024
+
+_HEAD = struct.Struct("<IBI")
+_FIELD = struct.Struct("<BI")
+_U64 = struct.Struct("<Q")
+
+
+class Msg(IntEnum):
+    HELLO = 1
+    SETUP = 2
+    EXEC = 3
+    DATA = 4
+    EOF = 5
+    CREDIT = 6
+    SIGNAL = 7
+    KILL = 8
+    LIST = 9
+    ATTACH = 10
+    ACK = 11
+    FILE = 12
+    RESULT = 20
+    ERROR = 21
+    OK = 22
+    LISTING = 23
+
+
+class Tag(IntEnum):
+    KEY = 1
+    ARGV = 2
+    SHELL = 3
+    CWD = 4
+    ENV = 5
+    USER = 6
+    TIMEOUT_NS = 7
+    LIMIT = 8
+    MERGE = 9
+    STDIN = 10
+    SESSION = 11
+    FOP = 20
+    PATH = 21
+    DST = 22
+    OFFSET = 23
+    LENGTH = 24
+    MODE = 25
+    APPEND = 26
+    RECURSIVE = 27
+    PARENTS = 28
+    CODE = 40
+    MESSAGE = 41
+    FIELD = 42
+    ERRNO = 43
+    EXIT_CODE = 50
+    SIGNAL_NO = 51
+    TIMED_OUT = 52
+    OOM = 53
+    DROPPED_OUT = 54
+    DROPPED_ERR = 55
+    TOTAL_OUT = 56
+    TOTAL_ERR = 57
+    DURATION_NS = 58
+    SESSION_FRESH = 59
+    SESSION_ENDED = 60
+    NAME = 70
+    TYPE = 71
+    SIZE = 72
+    FMODE = 73
+    UID = 74
+    GID = 75
+    MTIME_NS = 76
+    TARGET = 77
+    VERSION = 80
+    GENERATION = 81
+    NEXT_ID = 82
+    V1_COUNT = 83
+    HAS_V2 = 84
+    HAS_OOM = 85
+    OP_ID = 90
+    STATE = 91
+
+
+class FileOp(IntEnum):
+    READ = 1
+    WRITE = 2
+    STAT = 3
+    LIST = 4
+    MKDIR = 5
+    REMOVE = 6
+    MOVE = 7
+
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+class ProtocolError(Exception):
+    """The peer sent what the protocol does not allow."""
+
+
+class Frame(NamedTuple):
+    type: int
+    op_id: int
+    payload: bytes
+
+
+def frame(type_: int, op_id: int, payload: bytes = b"") -> bytes:
+    """One frame; raises ``ValueError`` above ``FRAME_BYTES_MAX``."""
+    if len(payload) + 5 > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame holds at most {FRAME_BYTES_MAX} bytes")
+    return _HEAD.pack(len(payload) + 5, type_, op_id) + payload
+
+
+class FrameDecoder:
+    """Cuts a byte stream into frames; holds at most one partial frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are complete now. Raises :class:`ProtocolError`."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[Frame] = []
+        at, have = 0, len(buffer)
+        while have - at >= 4:
+            (length,) = struct.unpack_from("<I", buffer, at)
+            if not 5 <= length <= FRAME_BYTES_MAX:
+                raise ProtocolError(f"frame of {length} bytes")
+            if have - at - 4 < length:
+                break
+            _, type_, op_id = _HEAD.unpack_from(buffer, at)
+            frames.append(Frame(type_, op_id, bytes(memoryview(buffer)[at + 9 : at + 4 + length])))
+            at += 4 + length
+        if at:
+            del buffer[:at]
+        return frames
+
+
+def field(tag: int, value: bytes | str | int) -> bytes:
+    """One field; numbers are unsigned 64-bit, text is UTF-8 (lone surrogates are the
+    raw bytes they stand for)."""
+    if isinstance(value, int):
+        raw = _U64.pack(value)
+    elif isinstance(value, str):
+        raw = value.encode("utf-8", "surrogateescape")
+    else:
+        raw = value
+    return _FIELD.pack(tag, len(raw)) + raw
+
+
+def parse_fields(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    """(tag, value) in order; raises :class:`ProtocolError` when malformed."""
+    at, end = 0, len(payload)
+    while at < end:
+        if end - at < 5:
+            raise ProtocolError("field cut off")
+        tag, length = _FIELD.unpack_from(payload, at)
+        at += 5
+        if length > end - at:
+            raise ProtocolError("field longer than its payload")
+        yield tag, payload[at : at + length]
+        at += length
+
+
+class Fields:
+    """A parsed payload, last value of each tag."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._values = dict(parse_fields(payload))
+
+    def __contains__(self, tag: int) -> bool:
+        return tag in self._values
+
+    def number(self, tag: int, otherwise: int = 0) -> int:
+        raw = self._values.get(tag)
+        return otherwise if raw is None else int.from_bytes(raw[:8], "little")
+
+    def text(self, tag: int, otherwise: str = "") -> str:
+        """Bytes that are not UTF-8 become lone surrogates (paths), see :func:`field`."""
+        raw = self._values.get(tag)
+        return otherwise if raw is None else raw.decode("utf-8", "surrogateescape")
+
+
+def split_records(payload: bytes, first: int) -> Iterator[Fields]:
+    """Cuts a row of records that each begin with the tag ``first``."""
+    start: int | None = None
+    at = 0
+    for tag, value in parse_fields(payload):
+        if tag == first:
+            if start is not None:
+                yield Fields(payload[start:at])
+            start = at
+        at += 5 + len(value)
+    if start is not None:
+        yield Fields(payload[start:])

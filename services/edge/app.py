@@ -1,0 +1,172 @@
+"""The edge's composition root: the only place that knows all its parts.
+
+Order: first the sandboxes (journal, drivers, re-adoption), then the bus. The node
+serves what it has whether or not there is a bus, and a connection that ends for good
+(expired or revoked rights) is replaced while the sandboxes live on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from typing import IO
+
+from schemas.subjects import EDGE_DURABLE, inbox_prefix
+from services.edge import probe
+from services.edge.door import Door
+from services.edge.drivers import registry
+from services.edge.drivers.base import Driver
+from services.edge.handlers import Commands
+from services.edge.heartbeat import Presence
+from services.edge.journal import Journal
+from services.edge.layers.locate import Locator
+from services.edge.link import Link
+from services.edge.observer import Observer
+from services.edge.settings import Settings
+from services.edge.supervisor import Bounds, Supervisor
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.consumer import BatchConsumer
+from shared.errors import Conflict
+from shared.health import Health
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 1.0
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class Edge:
+    """All parts, wired."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.epoch = _base36(time.time_ns() // 1_000_000)
+        clock = SystemClock()
+        settings.state_path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(settings)
+        self.link = Link()
+        self.journal = Journal(settings.state_path / "journal.db")
+        self.observer = Observer(
+            node=settings.node, epoch=self.epoch, link=self.link, journal=self.journal
+        )
+        self.meter = probe.Meter(settings.state_path)
+        limits = probe.limits(settings)
+        self.supervisor = Supervisor(
+            _drivers(settings), journal=self.journal, observer=self.observer,
+            locator=Locator(settings.store_url), clock=clock,
+            bounds=Bounds(
+                limits=limits, start_concurrency=settings.start_concurrency,
+                stop_timeout_s=settings.stop_timeout_s,
+                recover_timeout_s=settings.recover_timeout_s,
+            ),
+            measured=lambda: self.meter.last,
+        )  # fmt: skip
+        self.door = Door(
+            self.supervisor, node=settings.node, link=self.link, journal=self.journal,
+            observer=self.observer, clock=clock, ops_per_sandbox=settings.ops_per_sandbox,
+            ops_per_node=settings.ops_per_node,
+        )  # fmt: skip
+        self.presence = Presence(
+            self.supervisor, settings=settings, epoch=self.epoch, limits=limits,
+            meter=self.meter,
+        )  # fmt: skip
+        self.health = Health("edge")
+        self.health.add("journal", self.journal.check)
+        self.health.add("bus", self.link.check)
+        self.health.add("join", self.presence.check)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until ``stop``."""
+        await self.supervisor.open()
+        if self.settings.health_port:
+            await self.health.serve(self.settings.health_port)
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            while not stop.is_set():
+                connected = asyncio.ensure_future(self._connected())
+                await asyncio.wait({connected, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if stop.is_set():
+                    await self.door.close()
+                connected.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await connected
+        finally:
+            stopping.cancel()
+            await self.supervisor.close()
+            await self.health.close()
+            self._lock.close()
+
+    async def _connected(self) -> None:
+        """One connection, from its making to its end for good."""
+        prefix = inbox_prefix(self.settings.principal, self.epoch)
+        bus = Bus(self.settings, f"edge-{self.settings.node}", inbox_prefix=prefix)
+        tasks: list[asyncio.Task[None]] = []
+        consumer = BatchConsumer(
+            bus, EDGE_DURABLE, Commands(self.supervisor), node=self.settings.node
+        )
+        try:
+            await bus.start()
+            self.link.set(bus)
+            await self.door.open(bus)
+            consumer.start()
+            tasks.append(asyncio.create_task(self.presence.run(bus, consumer)))
+            await bus.closed.wait()
+            log.warning("the bus ended the connection: a new one is made")
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("no connection to the bus")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await consumer.close()
+            await self._close(bus)
+        await asyncio.sleep(RECONNECT_S)
+
+    async def _close(self, bus: Bus) -> None:
+        await self.observer.flush()
+        self.link.set(None)
+        try:
+            await bus.close()
+        except Exception as exc:  # it may be closed already
+            log.debug("closing the bus: %r", exc)
+
+
+def _drivers(settings: Settings) -> dict[str, Driver]:
+    drivers: dict[str, Driver] = {}
+    for name in settings.driver_names:
+        folder = settings.state_path / "drivers" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        config = registry.DriverConfig(settings.node, folder, registry.options(name, os.environ))
+        drivers[name] = registry.create(name, config)
+    return drivers
+
+
+def _lock(settings: Settings) -> IO[str]:
+    """One edge a state folder: two would each take the other's sandboxes for leftovers."""
+    file = (settings.state_path / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        file.close()
+        raise Conflict(f"another edge runs on {settings.state_dir}", field="state_dir") from exc
+    return file
+
+
+def _base36(number: int) -> str:
+    text = ""
+    while number:
+        number, digit = divmod(number, 36)
+        text = _DIGITS[digit] + text
+    return text or "0"
+
+
+async def main(settings: Settings, stop: asyncio.Event) -> None:
+    """Runs the edge."""
+    await Edge(settings).run(stop)

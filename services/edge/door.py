@@ -1,0 +1,311 @@
+"""The edge's door: exec and file verbs straight from clients, one hop on the bus.
+
+Owns: who is let in, how many at once, that no command runs twice, typed errors (one of
+the three places that translate them), access records. Does not own: frames (operation),
+what a verb does (verbs).
+
+It subscribes with its own callback on the connection, not through FastStream: this is
+the hottest path of the system, a FastStream subscriber costs about 55 µs a message and
+this one 7 (docs/adr/0002), and frames of one operation must be taken in order.
+
+Exactly once: before a command runs, its operation id and the request's hash are in the
+journal, and its result follows. The same id again attaches to the running command, or
+repeats the result; with other content it is a conflict. Where the edge died in between
+the outcome is unknown and said to be so: it never runs twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from typing import Any
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from schemas.audit import Access
+from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
+from schemas.exec import KEEPALIVE_S, ExecReply
+from services.edge import calls, records
+from services.edge.actor import Sandbox
+from services.edge.calls import Call
+from services.edge.finished import Finished
+from services.edge.journal import Journal
+from services.edge.link import Link
+from services.edge.observer import Observer
+from services.edge.operation import Operation
+from services.edge.supervisor import Supervisor
+from services.edge.verbs import VERBS, Verb
+from shared import ids, telemetry
+from shared.bus import HEADER_BYTES, Bus
+from shared.clock import Clock
+from shared.errors import (
+    CapacityExhausted,
+    Conflict,
+    DsecError,
+    Internal,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)  # fmt: skip
+from shared.wire import bad_message, to_wire
+
+log = logging.getLogger(__name__)
+
+SILENT_S = KEEPALIVE_S * 0.6
+TICK_S = 1.0
+RETRY_AFTER_S = 0.5
+SIGKILL = 9
+
+Key = tuple[str, str]
+
+
+class Door:
+    """Operations in flight, by (uid, operation id)."""
+
+    def __init__(
+        self, supervisor: Supervisor, *, node: str, link: Link, journal: Journal,
+        observer: Observer, clock: Clock, ops_per_sandbox: int, ops_per_node: int,
+    ) -> None:  # fmt: skip
+        self._supervisor = supervisor
+        self._node = node
+        self._link = link
+        self._journal = journal
+        self._observer = observer
+        self._clock = clock
+        self._ops_per_sandbox = ops_per_sandbox
+        self._ops_per_node = ops_per_node
+        self._running: dict[Key, Operation] = {}
+        self._finished = Finished(clock)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def open(self, bus: Bus) -> None:
+        """Listens on a (new) connection."""
+        await bus.client.subscribe(f"dsec.exec.v1.*.{self._node}.>", cb=self._message)
+        if self._ticker is None:
+            self._ticker = asyncio.create_task(self._tick(), name="door")
+
+    async def close(self) -> None:
+        """Ends what runs, with an answer."""
+        if self._ticker:
+            self._ticker.cancel()
+        error = Internal("the edge ended while this operation ran", cause="runtime")
+        for op in list(self._running.values()):
+            op.abort(error)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=RETRY_AFTER_S * 4)
+
+    # -- a message comes in -----------------------------------------------------------
+
+    async def _message(self, msg: Msg) -> None:
+        call = calls.parse(msg.subject)
+        if call is None or call.node != self._node:
+            log.debug("not a call: %s", msg.subject)
+        elif call.verb == "io":
+            self._frame(call, msg)
+        elif not calls.may_reply(call, msg.reply):
+            log.warning("%s: a reply subject that is not the caller's", msg.subject)
+        else:
+            self._request(call, msg)
+
+    def _frame(self, call: Call, msg: Msg) -> None:
+        headers = msg.headers or {}
+        key = (call.uid, headers.get(HEADER_OP, ""))
+        frame = headers.get(HEADER_FRAME, "")
+        op = self._running.get(key) or self._finished.get(key)
+        if op is None or op.call.principal != call.principal:
+            return  # it is over, or somebody else's
+        if op.call.project != call.project:
+            return
+        try:
+            op.received(frame, msg.data)
+        except InvalidRequest as exc:
+            op.abort(exc)
+
+    def _request(self, call: Call, msg: Msg) -> None:
+        verb = VERBS[call.verb]
+        try:
+            request = decode(msg.data, verb.request)
+            self._admit(call, verb, request, msg)
+        except BadMessage as exc:
+            self._refuse(call, verb, msg, bad_message(exc))
+        except DsecError as exc:
+            self._refuse(call, verb, msg, exc)
+
+    def _admit(self, call: Call, verb: Verb, request: Any, msg: Msg) -> None:
+        sandbox = self._supervisor.find(call.project, call.uid)
+        if sandbox is None:  # the same text whether it is another's or nobody's
+            raise NotFound(f"no sandbox {call.uid} on {self._node}", field="uid")
+        key = (call.uid, request.op_id)
+        hash_ = calls.fingerprint(call, msg.data)
+        known = self._running.get(key) or self._finished.get(key)
+        if known is not None:
+            if known.hash != hash_:
+                raise Conflict("this op_id was used for another request", field="op_id")
+            self._spawn(known.attach(msg.reply))
+            return
+        if sandbox.busy >= self._ops_per_sandbox:
+            raise _full(f"{sandbox.busy} operations run in this sandbox")
+        if len(self._running) >= self._ops_per_node:
+            raise _full(f"{len(self._running)} operations run on this node")
+        op = Operation(
+            call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
+            clock=self._clock,
+        )  # fmt: skip
+        self._running[key] = op
+        trace = (msg.headers or {}).get(HEADER_TRACE)
+        op.task = self._spawn(self._perform(op, sandbox, verb, request, msg.data, trace))
+
+    # -- an operation -----------------------------------------------------------------
+
+    async def _perform(
+        self, op: Operation, sandbox: Sandbox, verb: Verb, request: Any, body: bytes,
+        trace: str | None,
+    ) -> None:  # fmt: skip
+        sandbox.enter(op, op.abort)
+        error: DsecError | None = None
+        reply: Any = None
+        try:
+            with telemetry.span(f"edge {op.call.verb}", parents=[trace]):
+                reply = await self._once(op, sandbox, verb, request)
+        except asyncio.CancelledError:
+            error, reply = self._cut_short(op, verb)
+        except DsecError as exc:
+            error = exc
+        except Exception as exc:
+            log.exception("%s in %s", op.call.verb, sandbox.uid)
+            error = Internal(f"{type(exc).__name__} in {op.call.verb}")
+        finally:
+            sandbox.leave(op)
+        if error is not None:
+            reply = verb.reply(op_id=op.op_id, error=to_wire(error))
+        await self._finish(op, verb, reply, error, body)
+
+    async def _once(self, op: Operation, sandbox: Sandbox, verb: Verb, request: Any) -> Any:
+        verb.check(request)
+        if verb.wakes:
+            await sandbox.ready()
+        if verb.once(request):
+            uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
+            row = await self._journal.run(lambda db: records.begin_exec(db, uid, op_id, hash_, now))
+            if row is not None:
+                return _repeated(row, op, verb)
+            op.claimed = True
+        return await verb.run(sandbox, request, op)
+
+    def _cut_short(self, op: Operation, verb: Verb) -> tuple[DsecError | None, Any]:
+        if op.aborted is not None:
+            return op.aborted, None
+        if verb.reply is not ExecReply:
+            return Conflict("cancelled by the client", cause="cancelled"), None
+        return None, ExecReply(
+            op_id=op.op_id, exit_code=128 + SIGKILL, signal="KILL",
+            duration_s=self._clock.now() - op.begun_at,
+            stdout=bytes(op.kept["stdout"]), stderr=bytes(op.kept["stderr"]),
+        )  # fmt: skip
+
+    async def _finish(
+        self, op: Operation, verb: Verb, reply: Any, error: DsecError | None, body: bytes
+    ) -> None:
+        key = (op.call.uid, op.op_id)
+        final = encode(reply)
+        limit = self._payload_limit()
+        if len(final) > limit:
+            text = f"the answer of {len(final)} bytes is over the bus's limit of {limit}"
+            error = InvalidRequest(text, field="payload")
+            reply = verb.reply(op_id=op.op_id, error=to_wire(error))
+            final = encode(reply)
+        op.kept.clear()
+        changes = []
+        if op.claimed:
+            if _did_not_begin(error):  # then the same operation may be tried again
+                changes.append(records.exec_dropped(*key))
+            else:
+                changes.append(records.exec_ended(*key, _recorded(op, reply, final)))
+        await op.finish(final)
+        self._running.pop(key, None)
+        if not _did_not_begin(error):
+            self._finished.put(key, op)
+        self._record(op.call, body, error, changes)
+
+    def _refuse(self, call: Call, verb: Verb, msg: Msg, error: DsecError) -> None:
+        op_id = msg.reply.rpartition(".")[2]
+        final = encode(verb.reply(op_id=op_id, error=to_wire(error)))
+        self._spawn(self._send(msg.reply, final, {HEADER_FRAME: "x"}))
+        self._record(call, msg.data, error, [])
+
+    def _record(
+        self, call: Call, body: bytes, error: DsecError | None, changes: list[records.Change]
+    ) -> None:
+        try:
+            if call.verb == "info":
+                return
+            access = Access(
+                id=ids.new(), at=self._clock.now(), project=call.project,
+                principal=call.principal, verb=call.verb, entity="sandbox", target=call.uid,
+                outcome=error.code if error else "ok", node=self._node,
+                sha256=hashlib.sha256(body).hexdigest(), bytes=len(body),
+            )  # fmt: skip
+            self._observer.accessed(access, *changes)
+        except Unavailable as exc:
+            log.error("%s of %s is not recorded: %s", call.verb, call.uid, exc.message)
+
+    # -- means ------------------------------------------------------------------------
+
+    async def _send(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
+        """A frame to a client. One that is lost with the connection is sent again when
+        the client attaches again."""
+        try:
+            await self._link.bus.client.publish(subject, data, headers=headers)
+        except (Unavailable, NatsError) as exc:
+            log.debug("a frame is lost: %r", exc)
+
+    def _payload_limit(self) -> int:
+        try:
+            return int(self._link.bus.client.max_payload) - HEADER_BYTES
+        except Unavailable:
+            return 1 << 20
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            for op in list(self._running.values()):
+                await op.keep_alive(SILENT_S)
+            self._finished.expire()
+
+
+def _full(text: str) -> Unavailable:
+    return Unavailable(f"the door is full: {text}", retry_after_s=RETRY_AFTER_S)
+
+
+def _did_not_begin(error: DsecError | None) -> bool:
+    return isinstance(error, Unavailable | CapacityExhausted)
+
+
+def _repeated(row: records.ExecRow, op: Operation, verb: Verb) -> Any:
+    if row.hash != op.hash:
+        raise Conflict("this op_id was used for another request", field="op_id")
+    if row.reply is None:
+        raise Internal(
+            "the edge restarted while this command ran: its outcome is unknown",
+            cause="runtime",
+        )
+    return msgspec.json.decode(row.reply, type=verb.reply)
+
+
+def _recorded(op: Operation, reply: Any, final: bytes) -> bytes:
+    """What a later repetition answers: output that went out in frames is not kept, so
+    it counts as dropped there."""
+    if not isinstance(reply, ExecReply) or not any(op.streamed.values()):
+        return final
+    dropped = (reply.truncated[0] + op.streamed["o"], reply.truncated[1] + op.streamed["e"])
+    return encode(msgspec.structs.replace(reply, truncated=dropped))

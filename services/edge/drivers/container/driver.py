@@ -1,0 +1,375 @@
+"""The container driver: sandboxes as warm shells with a root attached late.
+
+Owns: the life of a sandbox from a shell to nothing. Does not own: shells
+(:mod:`.shells`), their number (:mod:`.pool`), the engine (:mod:`.engine`), removal of
+containers (:mod:`.reaper`). Rules: :mod:`services.edge.drivers.base`.
+
+A sandbox's folder ``<state_dir>/sandboxes/<uid>`` holds its writable layer and, in
+``meta.json``, which container it is, written before the container becomes its own: a
+crash at any moment leaves something that :meth:`ContainerDriver.sweep` finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.edge.agent.client import AgentClient
+from services.edge.agent.commands import Defaults, resume_command, run_command
+from services.edge.cgroups import CgroupDriver, Groups, Limits
+from services.edge.drivers.base import (
+    BackendReport, ExecIO, ExecOutcome, ExecSpec, Exited, Feature, Handle, Inspection, OnExit,
+    StartSpec, Usage,
+)  # fmt: skip
+from services.edge.drivers.container.engine import Ending, Engine, Shell
+from services.edge.drivers.container.files import FilesOfAgent
+from services.edge.drivers.container.pool import Pool
+from services.edge.drivers.container.reaper import Reaper
+from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.container.shells import Shells, WarmShell
+from services.edge.layers.mounts import Upper
+from shared.errors import Conflict, DsecError, InvalidRequest, SandboxDied, Unavailable, Unsupported
+
+log = logging.getLogger(__name__)
+
+META = "meta.json"
+NO_NETWORK = "none (no interface)"
+NOT_REACHABLE = "none (no interface): allow rules are not reachable yet"
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A sandbox this process holds the connection of."""
+
+    uid: str
+    handle: Handle
+    agent: AgentClient
+    defaults: Defaults
+    groups: Groups
+    stopping: bool = False
+
+
+class ContainerDriver(FilesOfAgent):
+    """See the module."""
+
+    name = "container"
+
+    def __init__(self, settings: ContainerSettings) -> None:
+        self._settings = settings
+        self._instance = secrets.token_hex(4)
+        self._engine = Engine(settings, self._instance)
+        self._reaper = Reaper(settings, self._engine)
+        self._live: dict[str, Sandbox] = {}
+        self._starting: set[str] = set()
+        self._deaths: set[asyncio.Task[None]] = set()
+        self._shells: Shells | None = None
+        self._pool: Pool[WarmShell] | None = None
+        self._on_exit: OnExit | None = None
+
+    # ---- what this node can do ----
+
+    async def probe(self) -> BackendReport:
+        try:
+            version = await self._engine.version()
+            cgroups = await asyncio.to_thread(CgroupDriver.probe)
+            missing = [p for p in (self._settings.aether, self._settings.attach) if not p.exists()]
+        except DsecError as err:
+            return BackendReport(False, err.message)
+        if missing:
+            return BackendReport(False, f"{missing[0].name} is not built (make -C guest)")
+        yes = Feature(True)
+        limited = Feature(True, f"cgroup {cgroups.mode}")
+        features = {
+            "exec": yes, "files": yes, "sessions": yes, "memory_limit": limited,
+            "cpu_limit": limited, "pids_limit": limited, "network_deny": Feature(True, NO_NETWORK),
+            "network_allow": Feature(False, "containers have no network yet"),
+            "disk_limit": Feature(False, "no quota on writable layers"),
+            "pause": Feature(False, "not built"), "snapshot": Feature(False, "not built"),
+        }  # fmt: skip
+        return BackendReport(True, f"Docker Engine {version}", features)
+
+    async def open(self, on_exit: OnExit) -> None:
+        self._on_exit = on_exit
+        s = self._settings
+        for folder in (s.sandboxes_dir, s.shells_dir):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._shells = Shells(s, self._engine, await asyncio.to_thread(CgroupDriver.probe))
+        await self._engine.open()
+        self._reaper.open()
+        self._pool = Pool(
+            self._shells.make, self._shells.drop, size=s.pool_size, most=s.pool_max,
+            concurrency=s.refill_concurrency, retry_s=s.pool_retry_s,
+        )  # fmt: skip
+        self._pool.open()
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+        for sandbox in list(self._live.values()):
+            sandbox.agent.close()
+        self._live.clear()
+        for task in list(self._deaths):
+            task.cancel()
+        await self._reaper.close()
+        if self._shells is not None:
+            self._shells.close()
+        self._engine.close()
+
+    @property
+    def shells(self) -> Shells:
+        if self._shells is None:
+            raise Unavailable("the container driver is not open")
+        return self._shells
+
+    # ---- life ----
+
+    async def start(self, spec: StartSpec) -> Handle:
+        _check(spec)
+        if spec.uid in self._live or spec.uid in self._starting:
+            raise Conflict(f"sandbox {spec.uid} exists", field="uid")
+        folder = self._settings.sandboxes_dir / spec.uid
+        self._starting.add(spec.uid)
+        try:
+            try:
+                folder.mkdir(mode=0o700)
+            except FileExistsError:
+                raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
+            return await self._start(spec, folder)
+        finally:
+            self._starting.discard(spec.uid)
+
+    async def _start(self, spec: StartSpec, folder: Path) -> Handle:
+        warm: WarmShell | None = None
+        try:
+            warm = await self._take_shell()
+            _write_meta(folder, warm)
+            enforced = await self.shells.attach(
+                warm, spec.layers, Upper(folder), _limits(spec), spec.hostname
+            )
+            await warm.agent.list()  # the agent answers in the root it now has
+            handle = Handle(spec.uid, self.name, _data(warm), enforced | _network(spec))
+            self._adopt(handle, spec, warm.agent, warm.groups)
+            return handle
+        except BaseException:
+            await asyncio.shield(self._undo(warm, folder))
+            raise
+
+    async def _take_shell(self) -> WarmShell:
+        if self._pool is None:
+            raise Unavailable("the container driver is not open")
+        try:
+            async with asyncio.timeout(self._settings.start_s):
+                return await self._pool.take()
+        except TimeoutError:
+            why = self._pool.last_error()
+            raise Unavailable(
+                f"no shell became ready: {why.message if why else 'the engine is busy'}"
+            ) from why
+
+    async def _undo(self, warm: WarmShell | None, folder: Path) -> None:
+        with contextlib.suppress(DsecError):
+            if warm is not None:
+                await self.shells.drop(warm)
+        await self.shells.thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+    def _adopt(
+        self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups
+    ) -> None:
+        defaults = Defaults(dict(spec.env), spec.workdir, spec.user)
+        sandbox = Sandbox(spec.uid, handle, agent, defaults, groups)
+        self._live[spec.uid] = sandbox
+        agent.on_lost(lambda: self._lost(sandbox))
+
+    async def recover(self, handle: Handle, spec: StartSpec) -> Handle | None:
+        if handle.uid in self._live:
+            return self._live[handle.uid].handle
+        folder = self._settings.sandboxes_dir / handle.uid
+        if not folder.exists():
+            return None
+        try:
+            agent = await self.shells.reconnect(str(handle.data["name"]))
+        except DsecError:
+            if (await self._engine.ending(str(handle.data["container"]))).running:
+                raise
+            return None
+        self._adopt(handle, spec, agent, Groups.of(handle.data["groups"]))
+        return handle
+
+    async def inspect(self, handle: Handle) -> Inspection:
+        sandbox = self._live.get(handle.uid)
+        if sandbox is not None and not sandbox.agent.lost:
+            return Inspection(True)
+        ending = await self._engine.ending(str(handle.data["container"]))
+        if ending.running:
+            return Inspection(True)
+        return Inspection(False, *_why(ending))
+
+    async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
+        sandbox = self._sandbox(handle)
+        try:
+            return await run_command(sandbox.agent, spec, io, defaults=sandbox.defaults)
+        except Unavailable as err:
+            raise await self._explain(sandbox, err) from err
+
+    async def resume_exec(self, handle: Handle, op_id: str, io: ExecIO) -> ExecOutcome | None:
+        """Follows a command of an earlier edge process again, from its retained output's
+        start; ``None`` when the agent does not know it."""
+        return await resume_command(self._sandbox(handle).agent, op_id, io)
+
+    async def usage(self, handle: Handle) -> Usage:
+        return await self.shells.usage(Groups.of(handle.data["groups"]))
+
+    async def stop(self, handle: Handle, *, grace_s: float = 0.0) -> None:
+        sandbox = self._live.pop(handle.uid, None)
+        if sandbox is not None:
+            sandbox.stopping = True
+        groups = Groups.of(handle.data["groups"])
+        if grace_s > 0:
+            await self.shells.terminate(groups, grace_s)
+        await self.shells.end(groups)
+        if sandbox is not None:
+            sandbox.agent.close()
+        await self._remove_files(handle.uid, str(handle.data["name"]))
+        await self._reaper.remove(str(handle.data["container"]))
+
+    async def _remove_files(self, uid: str | None, name: str | None) -> None:
+        folders = []
+        if uid:
+            folders.append(self._settings.sandboxes_dir / uid)
+        if name:
+            folders.append(self._settings.shells_dir / name)
+
+        def work() -> None:
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+                if folder.exists():
+                    shutil.rmtree(folder)
+
+        await self.shells.thread(work)
+
+    async def sweep(self, known: frozenset[str]) -> list[str]:
+        keep = known | self._starting | set(self._live)
+        metas = {p.name: _read_meta(p) for p in self._settings.sandboxes_dir.iterdir()}
+        kept = {str(m.get("container")) for uid, m in metas.items() if uid in keep}
+        swept = [uid for uid in metas if uid not in keep]
+        for uid in swept:
+            await self._sweep_one(uid, metas[uid])
+        for shell in await self._engine.shells():
+            if shell.id not in kept and shell.instance != self._instance:
+                await self._sweep_shell(shell)
+        return swept
+
+    async def _sweep_shell(self, shell: Shell) -> None:
+        """A warm shell of an edge process that is gone."""
+        pid = await self._engine.pid(shell.id)
+        if pid:
+            await self.shells.end_process(pid, shell.name)
+        await self._engine.remove(shell.id)
+        await self._remove_files(None, shell.name)
+
+    async def _sweep_one(self, uid: str, meta: Mapping[str, Any]) -> None:
+        if "groups" in meta:
+            await self.shells.end(Groups.of(meta["groups"]))
+            await self._engine.remove(str(meta["container"]))
+        await self._remove_files(uid, meta.get("name"))
+
+    # ---- deaths ----
+
+    def _sandbox(self, handle: Handle) -> Sandbox:
+        sandbox = self._live.get(handle.uid)
+        if sandbox is None:
+            raise SandboxDied(f"sandbox {handle.uid} does not run here", cause="runtime")
+        return sandbox
+
+    def _agent(self, handle: Handle) -> tuple[AgentClient, str]:
+        sandbox = self._sandbox(handle)
+        return sandbox.agent, sandbox.defaults.user
+
+    def _lost(self, sandbox: Sandbox) -> None:
+        if sandbox.stopping or self._live.get(sandbox.uid) is not sandbox:
+            return
+        task = asyncio.ensure_future(self._died(sandbox))
+        self._deaths.add(task)
+        task.add_done_callback(self._deaths.discard)
+
+    async def _died(self, sandbox: Sandbox) -> None:
+        cause, message = await self._find_out(sandbox)
+        if sandbox.stopping or self._live.get(sandbox.uid) is not sandbox:
+            return
+        del self._live[sandbox.uid]
+        if self._on_exit is not None:
+            await self._on_exit(Exited(sandbox.uid, cause, message))
+
+    async def _find_out(self, sandbox: Sandbox) -> tuple[str, str]:
+        container = str(sandbox.handle.data["container"])
+        with contextlib.suppress(TimeoutError, DsecError):
+            async with asyncio.timeout(self._settings.death_s):
+                ending = await self._engine.ending(container)
+                while ending.running:  # the engine learns of it a little later
+                    await asyncio.sleep(0.02)
+                    ending = await self._engine.ending(container)
+                return _why(ending)
+        return "runtime", "the connection to the sandbox's agent ended"
+
+    async def _explain(self, sandbox: Sandbox, err: Unavailable) -> DsecError:
+        """A lost connection under a command is the sandbox's death, if it died."""
+        if not sandbox.agent.lost:
+            return err
+        cause, message = await self._find_out(sandbox)
+        return SandboxDied(message, cause=cause)
+
+
+def _check(spec: StartSpec) -> None:
+    if not spec.uid or "/" in spec.uid or spec.uid.startswith("."):
+        raise InvalidRequest("the uid is not a name", field="uid")
+    if spec.disk_mb is not None:
+        raise Unsupported("writable layers cannot be limited here", field="disk_mb")
+    for name in ("cpu_cores", "memory_mb", "pids"):
+        value = getattr(spec, name)
+        if value is not None and value <= 0:
+            raise InvalidRequest(f"{name} is not positive", field=name)
+    if len(spec.hostname) > 63 or not all(c.isalnum() or c in "-." for c in spec.hostname):
+        raise InvalidRequest("not a host name", field="hostname")
+
+
+def _limits(spec: StartSpec) -> Limits:
+    return Limits(cpu_cores=spec.cpu_cores, memory_mb=spec.memory_mb, pids=spec.pids)
+
+
+def _network(spec: StartSpec) -> dict[str, str]:
+    allowed = any(spec.network_rules.values())
+    return {"network": NOT_REACHABLE if allowed else NO_NETWORK}
+
+
+def _data(warm: WarmShell) -> dict[str, Any]:
+    return {
+        "container": warm.shell.id, "name": warm.shell.name, "pid": warm.shell.pid,
+        "groups": warm.groups.data(),
+    }  # fmt: skip
+
+
+def _write_meta(folder: Path, warm: WarmShell) -> None:
+    (folder / META).write_bytes(msgspec.json.encode(_data(warm)))
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode((folder / META).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _why(ending: Ending) -> tuple[str, str]:
+    cause = "oom" if ending.oom else "runtime"
+    what = f"the sandbox's agent ended with exit code {ending.exit_code}"
+    return cause, f"{what}: {ending.last_words}" if ending.last_words else what

@@ -1,0 +1,147 @@
+"""The pool of warm shells.
+
+Owns: how many shells there are and in which step each is. Does not own: what a shell
+is made of (:mod:`services.edge.drivers.container.shells`). Shells that are being made
+count like ready ones, so a slow engine never leads to more than the target; those who
+wait for one raise the target up to ``pool_max``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+from shared.errors import DsecError, Unavailable
+
+log = logging.getLogger(__name__)
+
+
+class Warm(Protocol):
+    """What the pool holds: it can be asked whether it still lives."""
+
+    @property
+    def alive(self) -> bool: ...
+
+
+W = TypeVar("W", bound=Warm)
+
+
+class Pool(Generic[W]):
+    """``make`` yields a ready shell or raises; ``drop`` removes one for good."""
+
+    def __init__(
+        self, make: Callable[[], Awaitable[W]], drop: Callable[[W], Awaitable[None]],
+        *, size: int, most: int, concurrency: int, retry_s: float,
+    ) -> None:  # fmt: skip
+        self._make, self._drop = make, drop
+        self._size, self._most = size, most
+        self._concurrency, self._retry_s = concurrency, retry_s
+        self._ready: deque[W] = deque()
+        self._waiting: deque[asyncio.Future[W]] = deque()
+        self._making: set[asyncio.Task[None]] = set()
+        self._last_error: DsecError | None = None
+        self._open = False
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    @property
+    def making(self) -> int:
+        return len(self._making)
+
+    def open(self) -> None:
+        self._open = True
+        self._fill()
+
+    async def take(self) -> W:
+        """A ready shell, the longest waiting first served. Raises ``Unavailable`` with
+        the last failure when the pool is closed."""
+        while self._ready and not self._waiting:
+            shell = self._ready.popleft()
+            if shell.alive:
+                self._fill()
+                return shell
+            self._discard(shell)
+        if not self._open:
+            raise Unavailable("the pool of shells is closed")
+        turn: asyncio.Future[W] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._fill()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._ready.append(turn.result())
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(turn)
+
+    def last_error(self) -> DsecError | None:
+        return self._last_error
+
+    def _fill(self) -> None:
+        if not self._open:
+            return
+        target = min(self._size + len(self._waiting), self._most)
+        room = min(
+            target - len(self._ready) - len(self._making), self._concurrency - len(self._making)
+        )
+        for _ in range(room):
+            task = asyncio.ensure_future(self._make_one())
+            self._making.add(task)
+            task.add_done_callback(self._made)
+
+    async def _make_one(self) -> None:
+        try:
+            shell = await self._make()
+        except DsecError as err:
+            self._last_error = err
+            log.warning("a shell cannot be made: %s", err)
+            await asyncio.sleep(self._retry_s)
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception as err:
+            self._last_error = Unavailable(f"a shell cannot be made: {err!r}")
+            log.exception("a shell cannot be made")
+            await asyncio.sleep(self._retry_s)
+            return
+        self._last_error = None
+        self._hand_out(shell)
+
+    def _hand_out(self, shell: W) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(shell)
+                return
+        self._ready.append(shell)
+
+    def _made(self, task: asyncio.Task[None]) -> None:
+        self._making.discard(task)
+        self._fill()
+
+    def _discard(self, shell: W) -> None:
+        task = asyncio.ensure_future(self._drop(shell))
+        self._making.add(task)
+        task.add_done_callback(self._made)
+
+    async def close(self) -> None:
+        """Ends filling and removes every ready shell."""
+        self._open = False
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_exception(Unavailable("the pool of shells is closed"))
+        making = list(self._making)
+        for task in making:
+            task.cancel()
+        await asyncio.gather(*making, return_exceptions=True)
+        shells = list(self._ready)
+        self._ready.clear()
+        await asyncio.gather(*(self._drop(s) for s in shells), return_exceptions=True)

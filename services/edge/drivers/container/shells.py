@@ -1,0 +1,178 @@
+"""Warm shells: a container whose agent answers and whose workload groups exist.
+
+Owns: making one, giving it a root, ending it. Does not own: how many there are (the
+pool), what runs in it. A shell belongs to no sandbox until it is attached; then it has
+that sandbox's root and never another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from services.edge.agent.client import AgentClient
+from services.edge.cgroups import CgroupDriver, Groups, Limits, close_fds
+from services.edge.drivers.base import Layer, Usage
+from services.edge.drivers.container.engine import SOCKET, Engine, Shell
+from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.layers.mounts import LayerMounts, Upper, compose, lower_count
+from shared.errors import Unavailable
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class WarmShell:
+    """A running shell with an open connection to its agent."""
+
+    shell: Shell
+    groups: Groups
+    agent: AgentClient
+
+    @property
+    def alive(self) -> bool:
+        return not self.agent.lost
+
+
+class Shells:
+    """Makes, attaches and ends shells of one node."""
+
+    def __init__(self, settings: ContainerSettings, engine: Engine, cgroups: CgroupDriver) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._cgroups = cgroups
+        self._mounts = LayerMounts(idle_max=settings.idle_layers)
+        self._threads = ThreadPoolExecutor(settings.kernel_threads, "kernel")
+
+    async def thread(self, work: Callable[[], T]) -> T:
+        """Runs blocking kernel work off the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def socket(self, name: str) -> Path:
+        return self._settings.shells_dir / name / SOCKET
+
+    async def make(self) -> WarmShell:
+        """A new shell, ready: its agent answered with this shell's own name."""
+        name = f"dsec-{self._settings.node}-{secrets.token_hex(8)}"
+        folder = self._settings.shells_dir / name
+        folder.mkdir(parents=True, mode=0o700)
+        shell: Shell | None = None
+        groups: Groups | None = None
+        try:
+            shell = await self._engine.create_shell(name, folder)
+            found = shell
+            groups = await self.thread(lambda: self._cgroups.of_process(found.pid, name))
+            return WarmShell(shell, groups, await self._greet(name, groups))
+        except BaseException:
+            await asyncio.shield(self._undo(name, shell, groups))
+            raise
+
+    async def _greet(self, name: str, groups: Groups) -> AgentClient:
+        fds = await self.thread(lambda: self._cgroups.make_work(groups))
+        try:
+            return await AgentClient.connect(
+                self.socket(name), generation=name, cgroups=fds, wait=True,
+                deadline_s=self._settings.agent_s,
+            )  # fmt: skip
+        finally:
+            close_fds(fds)
+
+    async def _undo(self, name: str, shell: Shell | None, groups: Groups | None) -> None:
+        with contextlib.suppress(Unavailable):
+            if groups is not None:
+                await self.end(groups)
+            if shell is not None:
+                await self._engine.remove(shell.id)
+            else:  # cancelled while the engine was at it: its name tells
+                await self._engine.remove(name)
+        await self.thread(lambda: shutil.rmtree(self._settings.shells_dir / name, True))
+
+    async def attach(
+        self, warm: WarmShell, layers: Sequence[Layer], upper: Upper, limits: Limits, hostname: str
+    ) -> dict[str, str]:
+        """Gives the shell its root and its limits; returns what enforces them."""
+        return await self.thread(lambda: self._attach(warm, layers, upper, limits, hostname))
+
+    def _attach(
+        self, warm: WarmShell, layers: Sequence[Layer], upper: Upper, limits: Limits, hostname: str
+    ) -> dict[str, str]:
+        upper.make()
+        enforced = self._cgroups.limit(warm.groups, limits)
+        root = compose(self._mounts, layers, upper)
+        try:
+            self._enter(warm.shell, root, hostname)
+        finally:
+            os.close(root)
+        found = lower_count(warm.shell.pid)
+        if found != len(layers):
+            raise Unavailable(
+                f"the root has {found} of {len(layers)} layers", field="layers", cause="image"
+            )
+        return enforced
+
+    def _enter(self, shell: Shell, root: int, hostname: str) -> None:
+        pid = os.pidfd_open(shell.pid)
+        try:
+            if shell.id not in Path(f"/proc/{shell.pid}/cgroup").read_text():
+                raise Unavailable("the shell's process is not the shell's", cause="runtime")
+            done = subprocess.run(
+                [str(self._settings.attach), str(pid), str(root), hostname],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                pass_fds=(pid, root), timeout=self._settings.attach_s, check=False, env={},
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as err:
+            raise Unavailable(f"the root cannot be attached: {err}", cause="runtime") from err
+        finally:
+            os.close(pid)
+        if done.returncode:
+            said = done.stderr[:1024].decode(errors="replace").strip()
+            raise Unavailable(said or "the root cannot be attached", cause="runtime")
+
+    async def reconnect(self, name: str) -> AgentClient:
+        """A new connection to the agent of a running shell."""
+        return await AgentClient.connect(
+            self.socket(name), generation=name, deadline_s=self._settings.agent_s
+        )
+
+    async def end(self, groups: Groups) -> None:
+        """Kills all processes of a container and removes its groups; its mounts go with
+        its last process."""
+
+        def work() -> None:
+            self._cgroups.kill(groups)
+            self._cgroups.remove(groups)
+
+        await self.thread(work)
+
+    async def end_process(self, pid: int, name: str) -> None:
+        """Like :meth:`end`, for a container known only by its first process."""
+        try:
+            groups = await self.thread(lambda: self._cgroups.of_process(pid, name))
+        except OSError:
+            return  # it ended meanwhile
+        await self.end(groups)
+
+    async def terminate(self, groups: Groups, grace_s: float) -> None:
+        """Asks every command to end and waits up to ``grace_s`` for it."""
+        await self.thread(lambda: self._cgroups.terminate(groups, grace_s))
+
+    async def usage(self, groups: Groups) -> Usage:
+        return await self.thread(lambda: self._cgroups.usage(groups))
+
+    async def drop(self, warm: WarmShell) -> None:
+        """Ends a shell that no sandbox has."""
+        warm.agent.close()
+        await self._undo(warm.shell.name, warm.shell, warm.groups)
+
+    def close(self) -> None:
+        self._mounts.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,393 @@
+"""The fake backend: sandboxes are values, faults come by order.
+
+Owns: its sandboxes' state, in memory and in one file a sandbox (so that an edge that
+was killed finds them again). Does not own: anything outside its folder.
+
+``options`` of a spec inject faults: ``start_delay_s``, ``start_error`` (a cause, or a
+code of :mod:`shared.errors`), ``start_hang``, ``start_deaf_s`` (ignores cancellation for
+so long), ``die_after_s`` with ``die_cause``, ``stop_hang`` (true, or for how many calls),
+``stop_error`` (for how many calls), ``recover_none``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+
+from services.edge.drivers.base import (
+    BackendReport,
+    ExecIO,
+    ExecOutcome,
+    ExecSpec,
+    Exited,
+    Feature,
+    FileInfo,
+    Handle,
+    Inspection,
+    OnExit,
+    StartSpec,
+    Usage,
+)  # fmt: skip
+from services.edge.drivers.fake import tree as trees
+from services.edge.drivers.fake.budget import Budget
+from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
+from services.edge.drivers.registry import DriverConfig
+from shared import ids
+from shared.errors import BY_CODE, Internal, InvalidRequest, SandboxDied, Unavailable
+
+NAME = "fake"
+STATE = "state.msgpack"
+CHUNK = 64 * 1024
+SIGNALS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "ABRT": 6, "SEGV": 11, "QUIT": 3}
+FEATURES = ("exec", "files", "pause", "network", "memory_limit", "disk_limit", "pids_limit")
+
+
+class State(msgspec.Struct):
+    """A sandbox as it is kept on disk."""
+
+    uid: str
+    boot: str
+    options: dict[str, Any]
+    env: dict[str, str]
+    workdir: str
+    started_at: float
+    tree: trees.Tree
+    paused: bool = False
+    stops: int = 0
+    cwd: dict[str, str] = {}
+
+
+class _Live:
+    """A sandbox in memory."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.commands: set[asyncio.Future[Any]] = set()
+        self.timer: asyncio.TimerHandle | None = None
+        self.death: Exited | None = None
+
+
+class FakeDriver:
+    """See the module's text and :mod:`services.edge.drivers.base`."""
+
+    name = NAME
+
+    def __init__(self, config: DriverConfig) -> None:
+        self._root = config.state_dir
+        self._live: dict[str, _Live] = {}
+        self._on_exit: OnExit | None = None
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def probe(self) -> BackendReport:
+        """Everything a fake can do."""
+        return BackendReport(True, features={name: Feature(True) for name in FEATURES})
+
+    async def open(self, on_exit: OnExit) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._on_exit = on_exit
+
+    async def close(self) -> None:
+        for live in self._live.values():
+            if live.timer:
+                live.timer.cancel()
+        self._live.clear()
+
+    # -- life -----------------------------------------------------------------------
+
+    async def start(self, spec: StartSpec) -> Handle:
+        folder = self._root / spec.uid
+        if spec.uid in self._live or (folder / STATE).exists():
+            raise Internal(f"sandbox {spec.uid} is there already")
+        folder.mkdir(exist_ok=True)
+        try:
+            await _start_faults(spec.options)
+            now = time.time()
+            state = State(
+                uid=spec.uid, boot=ids.new(), options=dict(spec.options), env=dict(spec.env),
+                workdir=spec.workdir, started_at=now, tree=trees.empty(now),
+            )  # fmt: skip
+            state.tree.mkdir(spec.workdir, now=now)
+            self._save(state)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._adopt(state)
+        return Handle(spec.uid, NAME, {"boot": state.boot}, {"network": "none"})
+
+    def _adopt(self, state: State) -> _Live:
+        live = self._live[state.uid] = _Live(state)
+        after_s = state.options.get("die_after_s")
+        if after_s is not None:
+            loop = asyncio.get_running_loop()
+            left_s = state.started_at + float(after_s) - time.time()
+            cause = str(state.options.get("die_cause", "runtime"))
+            live.timer = loop.call_later(max(0.0, left_s), self._die, state.uid, cause)
+        return live
+
+    async def recover(self, handle: Handle, spec: StartSpec) -> Handle | None:
+        try:
+            data = (self._root / handle.uid / STATE).read_bytes()
+            state = msgspec.msgpack.decode(data, type=State)
+        except (OSError, msgspec.DecodeError):
+            return None
+        if state.boot != handle.data.get("boot") or state.options.get("recover_none"):
+            return None
+        died_at = state.started_at + float(state.options.get("die_after_s", 1e12))
+        if died_at <= time.time():
+            return None
+        if handle.uid not in self._live:
+            self._adopt(state)
+        return handle
+
+    async def inspect(self, handle: Handle) -> Inspection:
+        live = self._live.get(handle.uid)
+        if live is None:
+            return Inspection(False, "runtime", "it is gone")
+        if live.death:
+            return Inspection(False, live.death.cause, live.death.message)
+        return Inspection(True)
+
+    async def stop(self, handle: Handle, *, grace_s: float = 0.0) -> None:
+        live = self._live.get(handle.uid)
+        if live is not None:
+            live.state.stops += 1
+            await _stop_faults(live.state)
+            if live.timer:
+                live.timer.cancel()
+            self._kill_commands(live, SandboxDied("the sandbox was stopped", cause="cancelled"))
+            if self._live.get(handle.uid) is live:
+                del self._live[handle.uid]
+        shutil.rmtree(self._root / handle.uid, ignore_errors=True)
+
+    async def sweep(self, known: frozenset[str]) -> list[str]:
+        """Removes what is in its folder and not in ``known``."""
+        gone = sorted(p.name for p in self._root.iterdir() if p.name not in known)
+        for uid in gone:
+            self._live.pop(uid, None)
+            shutil.rmtree(self._root / uid, ignore_errors=True)
+        return gone
+
+    async def pause(self, handle: Handle) -> None:
+        live = self._alive(handle)
+        live.state.paused = True
+        self._save(live.state)
+
+    async def resume(self, handle: Handle) -> None:
+        live = self._alive(handle)
+        live.state.paused = False
+        self._save(live.state)
+
+    def _die(self, uid: str, cause: str) -> None:
+        live = self._live.get(uid)
+        if live is None or live.death:
+            return
+        live.death = Exited(uid, cause, f"died: {cause}")
+        self._kill_commands(live, SandboxDied("the sandbox died", cause=cause))
+        if self._on_exit:
+            task = asyncio.ensure_future(self._on_exit(live.death))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _kill_commands(self, live: _Live, error: SandboxDied) -> None:
+        for done in list(live.commands):
+            if not done.done():
+                done.set_exception(error)
+
+    def _alive(self, handle: Handle) -> _Live:
+        live = self._live.get(handle.uid)
+        if live is None or live.death:
+            cause = live.death.cause if live and live.death else "runtime"
+            raise SandboxDied(f"sandbox {handle.uid} does not live", cause=cause)
+        return live
+
+    def _running(self, handle: Handle) -> _Live:
+        live = self._alive(handle)
+        if live.state.paused:
+            raise Unavailable("the sandbox is paused")
+        return live
+
+    def _save(self, state: State) -> None:
+        folder = self._root / state.uid
+        part = folder / (STATE + ".part")
+        part.write_bytes(msgspec.msgpack.encode(state))
+        part.rename(folder / STATE)
+
+    # -- commands -------------------------------------------------------------------
+
+    async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
+        live = self._running(handle)
+        began = time.monotonic()
+        limit = spec.output_limit_bytes
+        budgets = {s: Budget(s, limit, io.output) for s in ("stdout", "stderr")}
+        work = asyncio.ensure_future(self._command(live, spec, io, budgets))
+        signals = asyncio.ensure_future(_signals(io, work))
+        death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        live.commands.add(death)
+        timed_out = False
+        try:
+            waiting: set[asyncio.Future[Any]] = {work, death}
+            await asyncio.wait(waiting, timeout=spec.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if death.done():
+                death.result()
+            timed_out = not work.done()
+            code, signal = await _ended(work)
+        finally:
+            live.commands.discard(death)
+            death.cancel()
+            for task in (work, signals):
+                task.cancel()
+            await asyncio.gather(work, signals, return_exceptions=True)
+        if live.death:
+            raise SandboxDied("the sandbox died", cause=live.death.cause)
+        for budget in budgets.values():
+            await budget.close()
+        return ExecOutcome(
+            exit_code=code, signal=signal, timed_out=timed_out,
+            truncated=(budgets["stdout"].dropped, budgets["stderr"].dropped),
+            duration_s=time.monotonic() - began,
+        )  # fmt: skip
+
+    async def _command(
+        self, live: _Live, spec: ExecSpec, io: ExecIO, budgets: Mapping[str, Budget]
+    ) -> tuple[int, str | None]:
+        state = live.state
+
+        async def write(stream: str, data: bytes) -> None:
+            await budgets["stdout" if spec.merge else stream].write(data)
+
+        async def nothing() -> AsyncIterator[bytes]:
+            for chunk in (b"",)[:0]:
+                yield chunk
+
+        cwd = spec.cwd or state.cwd.get(spec.session or "") or state.workdir
+        shell = Shell(
+            state.tree, write, io.input if spec.stdin else nothing, time.time,
+            {**state.env, **spec.env}, cwd,
+        )  # fmt: skip
+        if state.tree.find(cwd)[1].kind != "dir":
+            raise InvalidRequest(f"{cwd} is not a directory", field="cwd")
+        try:
+            if spec.argv is not None:
+                return await shell.run(list(spec.argv)), None
+            return await shell.script(spec.shell or ""), None
+        except Exit as exc:
+            return exc.code, None
+        except Killed as exc:
+            return 128 + SIGNALS.get(exc.signal, 15), exc.signal
+        except Died as exc:
+            self._die(state.uid, exc.cause)
+            raise SandboxDied("the sandbox died", cause=exc.cause) from exc
+        finally:
+            if shell.changed and state.uid in self._live:
+                self._save(state)
+
+    async def usage(self, handle: Handle) -> Usage:
+        live = self._alive(handle)
+        return Usage(disk_bytes=live.state.tree.size(), pids=1 + len(live.commands))
+
+    # -- files ------------------------------------------------------------------------
+
+    async def read(
+        self, handle: Handle, path: str, *, user: str | None, offset: int = 0,
+        length: int | None = None,
+    ) -> AsyncIterator[bytes]:  # fmt: skip
+        data = self._running(handle).state.tree.read(path)
+        end = len(data) if length is None else min(len(data), offset + length)
+        for start in range(offset, end, CHUNK):
+            yield data[start : min(end, start + CHUNK)]
+
+    async def write(
+        self, handle: Handle, path: str, chunks: AsyncIterator[bytes], *, user: str | None,
+        mode: int | None = None, append: bool = False,
+    ) -> FileInfo:  # fmt: skip
+        live = self._running(handle)
+        data = bytearray()
+        async for chunk in chunks:
+            data += chunk
+        info = live.state.tree.write(path, bytes(data), now=time.time(), mode=mode, append=append)
+        self._save(live.state)
+        return info
+
+    async def stat(self, handle: Handle, path: str, *, user: str | None) -> FileInfo:
+        return self._running(handle).state.tree.info(path)
+
+    async def list(self, handle: Handle, path: str, *, user: str | None) -> list[FileInfo]:
+        return self._running(handle).state.tree.entries(path)
+
+    async def mkdir(
+        self, handle: Handle, path: str, *, user: str | None, mode: int = 0o755,
+        parents: bool = True,
+    ) -> None:  # fmt: skip
+        live = self._running(handle)
+        live.state.tree.mkdir(path, now=time.time(), mode=mode, parents=parents)
+        self._save(live.state)
+
+    async def remove(
+        self, handle: Handle, path: str, *, user: str | None, recursive: bool = False
+    ) -> None:
+        live = self._running(handle)
+        live.state.tree.remove(path, recursive=recursive)
+        self._save(live.state)
+
+    async def move(self, handle: Handle, src: str, dst: str, *, user: str | None) -> None:
+        live = self._running(handle)
+        live.state.tree.move(src, dst, now=time.time())
+        self._save(live.state)
+
+
+async def _start_faults(options: Mapping[str, Any]) -> None:
+    await asyncio.sleep(float(options.get("start_delay_s", 0.0)))
+    if options.get("start_deaf_s"):
+        await _deaf(float(options["start_deaf_s"]))
+    if options.get("start_hang"):
+        await asyncio.Event().wait()
+    name = options.get("start_error")
+    if name:
+        kind = BY_CODE.get(str(name), Internal)
+        raise kind(f"start fails by order: {name}", cause=None if name in BY_CODE else name)
+
+
+async def _deaf(seconds: float) -> None:
+    """Sleeps through cancellations, as a call into an engine does."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(end - time.monotonic())
+
+
+async def _stop_faults(state: State) -> None:
+    hang, error = state.options.get("stop_hang"), state.options.get("stop_error")
+    if hang is True or (hang and state.stops <= int(hang)):
+        await asyncio.Event().wait()
+    if error and state.stops <= int(error):
+        raise Internal("stop fails by order")
+
+
+async def _signals(io: ExecIO, work: asyncio.Future[Any]) -> None:
+    async for name in io.control():
+        if name in SIGNALS:
+            work.cancel(name)
+
+
+async def _ended(work: asyncio.Future[tuple[int, str | None]]) -> tuple[int, str | None]:
+    """The result of a command, killed where it goes on."""
+    work.cancel("KILL")
+    try:
+        return await work
+    except asyncio.CancelledError as exc:
+        current = asyncio.current_task()
+        if current and current.cancelling():
+            raise
+        signal = str(exc.args[0]) if exc.args else "KILL"
+        return 128 + SIGNALS.get(signal, 9), signal
+
+
+def create(config: DriverConfig) -> FakeDriver:
+    """See :mod:`services.edge.drivers.registry`."""
+    return FakeDriver(config)

@@ -1,0 +1,110 @@
+"""imagesvc put together: the only place that knows all its parts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from schemas.image import ImageQuery, ResolveRequest
+from schemas.subjects import DURABLES, rpc
+from services.imagesvc import store
+from services.imagesvc.blobstore import open_store
+from services.imagesvc.engine import DockerEngine
+from services.imagesvc.handlers import Handlers
+from services.imagesvc.importer import Importer, ImportLimits
+from services.imagesvc.settings import Settings
+from shared.bus import Bus
+from shared.consumer import BatchConsumer
+from shared.db import Database
+from shared.errors import Unavailable
+from shared.health import Health
+
+log = logging.getLogger(__name__)
+
+QUEUE = "imagesvc"
+_COMMANDS = next(durable for durable in DURABLES if durable.name == "imagesvc_commands")
+
+
+class App:
+    """One imagesvc. :meth:`start` returns when it works; :meth:`close` ends it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.bus = Bus(settings, "imagesvc")
+        self.db = Database(settings.pg_dsn, "imagesvc")
+        self.blobs = open_store(settings.store_url)
+        self.importer = Importer(
+            self.blobs,
+            engine=DockerEngine(base_url=settings.image_docker_url)
+            if settings.image_docker
+            else None,
+            limits=ImportLimits(
+                entries_max=settings.image_entries_max,
+                unpacked_bytes_max=settings.image_unpacked_bytes_max,
+                collapse_bytes_max=settings.image_collapse_bytes,
+                parallel_max=settings.image_parallel,
+            ),
+            verify=settings.image_verify,
+        )
+        self.handlers = Handlers(settings, self.bus, self.db, self.importer)
+        self.consumer = BatchConsumer(self.bus, _COMMANDS, self.handlers.commands)
+        self.health = Health("imagesvc")
+        self._pruning: asyncio.Task[None] | None = None
+        self.bus.answer(
+            rpc("imagesvc", "resolve"), ResolveRequest, self.handlers.resolve, queue=QUEUE
+        )
+        self.bus.answer(rpc("imagesvc", "images"), ImageQuery, self.handlers.images, queue=QUEUE)
+
+    async def start(self) -> None:
+        """Removes what crashed imports left, connects, begins to work."""
+        swept = await asyncio.to_thread(self.blobs.sweep)
+        if swept:
+            log.info("removed %d unfinished imports", swept)
+        await self.bus.start()
+        self.consumer.start()
+        self._pruning = asyncio.create_task(self._prune(), name="prune requests")
+        self.health.add("bus", self.bus.check)
+        self.health.add("database", self.db.ping)
+        self.health.add("consumer", self._check_consumer)
+        self.health.add("store", self._check_store)
+        await self.health.serve(self.settings.health_port)
+
+    async def close(self) -> None:
+        """Ends; an import at hand is broken off and comes again after the next start."""
+        await self.health.close()
+        if self._pruning is not None:
+            self._pruning.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pruning
+        await self.consumer.close()
+        await self.bus.close()
+        await asyncio.to_thread(self.importer.close)
+        await self.db.close()
+
+    async def _check_consumer(self) -> None:
+        if not self.handlers.busy:  # nothing is fetched during an import
+            await self.consumer.check()
+
+    async def _check_store(self) -> None:
+        if not await asyncio.to_thread(self.blobs.ready):
+            raise Unavailable(f"{self.settings.store_url} is not writable")
+
+    async def _prune(self) -> None:
+        while True:
+            try:
+                async with self.db.transaction() as connection:
+                    await store.prune_requests(connection, self.settings.image_request_keep_s)
+            except Unavailable as error:
+                log.debug("prune: %s", error.message)
+            await asyncio.sleep(self.settings.image_prune_s)
+
+
+async def main(settings: Settings, stop: asyncio.Event) -> None:
+    """Runs one imagesvc until ``stop`` is set."""
+    app = App(settings)
+    try:
+        await app.start()
+        await stop.wait()
+    finally:
+        await app.close()

@@ -1,0 +1,283 @@
+"""What imagesvc does with messages: imports, deletions, questions.
+
+Owns: the order of steps of each, answers and progress, idempotency by request id.
+Does not own: SQL (``store``), imports (``importer``), rules (``environments``,
+``intake``).
+
+A request is carried out once: its answer is stored with its effect and sent again
+when the message comes again. An import whose process dies is begun anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from schemas.base import BadMessage, decode, encode
+from schemas.image import (
+    ImageCommand,
+    ImageCreate,
+    ImageInfo,
+    ImageQuery,
+    ImageReply,
+    ResolveReply,
+    ResolveRequest,
+)
+from services.imagesvc import environments, intake, store
+from services.imagesvc.importer import Importer, ImportProgress, ImportResult
+from services.imagesvc.names import ImageName, parse_name
+from services.imagesvc.settings import Settings
+from shared import telemetry
+from shared.bus import Bus, Incoming, Outgoing
+from shared.consumer import Received
+from shared.db import Database
+from shared.errors import Conflict, DsecError, Internal, InvalidRequest, NotFound
+from shared.wire import to_wire
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 10.0
+"""A third of the durable's acknowledgement wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One stored command."""
+
+    command: ImageCommand
+    message: Received
+
+    @property
+    def reply_to(self) -> str | None:
+        return self.message.reply_to or self.command.reply_to
+
+    @property
+    def request_id(self) -> str:
+        request = self.command.create or self.command.delete
+        return request.request_id if request else ""
+
+    @property
+    def sha256(self) -> bytes:
+        """Of what is asked for: the same request id must mean the same."""
+        request = self.command.create or self.command.delete
+        return hashlib.sha256(encode(request)).digest()
+
+
+class Handlers:
+    """The handlers of ``imagesvc_commands`` and of questions to imagesvc."""
+
+    def __init__(self, settings: Settings, bus: Bus, db: Database, importer: Importer) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._db = db
+        self._importer = importer
+        self.busy = 0
+        """Commands being carried out; an import may take minutes."""
+
+    async def commands(self, batch: Sequence[Received]) -> None:
+        """Carries out a batch side by side; returns when all are answered.
+
+        Raises ``Unavailable`` where the database is away: then all come again.
+        """
+        tasks = [Task(_command(message), message) for message in batch]
+        async with self._kept_alive(batch), asyncio.TaskGroup() as group:
+            running = [group.create_task(self._guarded(task)) for task in tasks]
+        for done in running:
+            if (error := done.result()) is not None:
+                raise error
+
+    async def _guarded(self, task: Task) -> Exception | None:
+        """An exception as a value, so that one message does not cancel the others."""
+        try:
+            with telemetry.span("image command", parents=[task.message.trace]):
+                await self._carry_out(task)
+        except Exception as error:
+            return error
+        return None
+
+    @contextlib.asynccontextmanager
+    async def _kept_alive(self, batch: Sequence[Received]) -> AsyncIterator[None]:
+        async def tell() -> None:
+            while True:
+                await asyncio.sleep(KEEP_ALIVE_S)
+                for message in batch:
+                    await message.in_progress()
+
+        telling = asyncio.create_task(tell(), name="image commands in progress")
+        self.busy += len(batch)
+        try:
+            yield
+        except asyncio.CancelledError:
+            for message in batch:  # so that another begins at once
+                await message.msg.nak()
+            raise
+        finally:
+            self.busy -= len(batch)
+            telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await telling
+
+    async def _carry_out(self, task: Task) -> None:
+        project = task.command.project
+        async with self._db.transaction() as connection:
+            known = await store.answered(connection, project, task.request_id)
+        if known is not None:
+            reply = known[1] if known[0] == task.sha256 else self._conflict(task)
+        elif task.command.create is not None:
+            reply = await self._create(task, task.command.create)
+        else:
+            reply = await self._delete(task)
+        await self._send(task.reply_to, reply)
+
+    def _conflict(self, task: Task) -> bytes:
+        error = Conflict("this request id was used for something else", field="request_id")
+        return _refused(task, error)
+
+    async def _create(self, task: Task, create: ImageCreate) -> bytes:
+        try:
+            name = parse_name(create.name)
+            request = intake.import_request(create, roots=self._settings.image_roots)
+            async with self._reported(task) as report:
+                result = await self._importer.run(request, progress=report)
+        except DsecError as error:
+            # an import that failed for want of room or an engine may be asked for again
+            return await self._answer(task, _refused(task, error), keep=not error.retryable)
+        except Exception as error:
+            log.exception("import of %s failed", create.name)
+            internal = Internal(f"{type(error).__name__} while importing")
+            return await self._answer(task, _refused(task, internal), keep=False)
+        return await self._register(task, create, name, result)
+
+    async def _register(
+        self, task: Task, create: ImageCreate, name: ImageName, result: ImportResult
+    ) -> bytes:
+        key = (task.command.project, name)
+        async with self._db.transaction() as connection:
+            before = (await store.images(connection, [key])).get(key)
+            if before is not None and before.kind != create.kind:
+                reply = _refused(task, Conflict(f"{name} is a {before.kind}", field="kind"))
+            else:
+                await store.register(
+                    connection, key, kind=create.kind, config=create.config or result.config,
+                    layers=result.stored, principal=task.command.principal,
+                )  # fmt: skip
+                image = (await store.images(connection, [key]))[key]
+                reply = _answer(task, image)
+            await store.answer(connection, key[0], task.request_id, sha256=task.sha256, reply=reply)
+        return reply
+
+    async def _delete(self, task: Task) -> bytes:
+        assert task.command.delete is not None
+        project = task.command.project
+        try:
+            name = parse_name(task.command.delete.name)
+        except InvalidRequest as error:
+            return await self._answer(task, _refused(task, error))
+        async with self._db.transaction() as connection:
+            gone = await store.remove(connection, (project, name))
+            missing = NotFound(f"no image {name} in project {project}", field="name")
+            reply = _answer(task) if gone else _refused(task, missing)
+            await store.answer(
+                connection, project, task.request_id, sha256=task.sha256, reply=reply
+            )
+        return reply
+
+    async def _answer(self, task: Task, reply: bytes, *, keep: bool = True) -> bytes:
+        if keep:
+            async with self._db.transaction() as connection:
+                await store.answer(
+                    connection, task.command.project, task.request_id, sha256=task.sha256,
+                    reply=reply,
+                )  # fmt: skip
+        return reply
+
+    @contextlib.asynccontextmanager
+    async def _reported(self, task: Task) -> AsyncIterator[Reporter]:
+        """A sink for progress whose latest state is sent now and then."""
+        reporter = Reporter()
+        telling = asyncio.create_task(self._tell(task, reporter), name="image progress")
+        try:
+            yield reporter
+        finally:
+            telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await telling
+
+    async def _tell(self, task: Task, reporter: Reporter) -> None:
+        while True:
+            await asyncio.sleep(self._settings.progress_s)
+            state, reporter.state = reporter.state, None
+            if state is not None:
+                reply = ImageReply(
+                    request_id=task.request_id, progress=share(state), stage=state.stage
+                )
+                await self._send(task.reply_to, encode(reply))
+
+    async def _send(self, reply_to: str | None, reply: bytes) -> None:
+        """At most once: a lost answer is healed by asking for the image."""
+        if reply_to is None:
+            return
+        try:
+            await self._bus.send(Outgoing(reply_to, reply))
+        except DsecError as error:
+            log.debug("an answer was not sent: %s", error.message)
+
+    async def resolve(self, request: ResolveRequest, _: Incoming) -> ResolveReply:
+        """Names to layers, for a batch of environments in one query."""
+        names_max = self._settings.image_names_max
+        async with self._db.transaction() as connection:
+            found = await store.images(
+                connection, environments.wanted(request.items, names_max=names_max)
+            )
+        return ResolveReply(
+            items=[environments.resolve(i, found, names_max=names_max) for i in request.items]
+        )
+
+    async def images(self, query: ImageQuery, _: Incoming) -> ImageReply:
+        """The images a project sees, or the one it sees by a name."""
+        if query.name is not None:
+            name = parse_name(query.name)
+            async with self._db.transaction() as connection:
+                found = await store.images(connection, [(p, name) for p in query.projects])
+            return ImageReply(image=environments.nearest(name, query.projects, found, field="name"))
+        async with self._db.transaction() as connection:
+            images = await store.in_projects(
+                connection, query.projects, kind=query.kind, limit=self._settings.image_list_max
+            )
+        return ImageReply(images=environments.visible(images, query.projects))
+
+
+class Reporter:
+    """Keeps the latest state of an import."""
+
+    def __init__(self) -> None:
+        self.state: ImportProgress | None = None
+
+    def __call__(self, state: ImportProgress) -> None:
+        self.state = state
+
+
+def share(state: ImportProgress) -> float:
+    """Progress from 0 to 1; nothing is known before the source was read."""
+    if not state.total_bytes:
+        return 1.0 if state.stage == "storing" else 0.0
+    return min(1.0, state.done_bytes / state.total_bytes)
+
+
+def _command(message: Received) -> ImageCommand:
+    command = decode(message.data, ImageCommand)
+    if (command.create is None) == (command.delete is None):
+        raise BadMessage("an image command creates or deletes", field="create")
+    return command
+
+
+def _answer(task: Task, image: ImageInfo | None = None) -> bytes:
+    return encode(ImageReply(request_id=task.request_id, image=image))
+
+
+def _refused(task: Task, error: DsecError) -> bytes:
+    return encode(ImageReply(request_id=task.request_id, error=to_wire(error)))

@@ -1,0 +1,42 @@
+"""Settings of imagesvc: every bound it has."""
+
+from __future__ import annotations
+
+from shared.settings import Common
+
+
+class Settings(Common, kw_only=True):
+    """From ``DSEC_<FIELD>``."""
+
+    pg_dsn: str
+    store_url: str = "file:///var/lib/dsec/store"
+    """Where layers are kept; nodes read the same store."""
+
+    image_roots: str = ""
+    """Folders, divided by ``:``, below which clients may name paths to import. They
+    must not be writable by those who may not read everything on this machine."""
+    image_docker_url: str | None = None
+    """The container engine for imports of local images; default: the environment's."""
+    image_docker: bool = True
+    """Whether local images of a container engine may be imported at all."""
+    image_verify: bool = True
+    """Mount and compare every new layer: needs root and a kernel with EROFS."""
+
+    image_parallel: int = 2
+    """Imports at a time."""
+    image_collapse_bytes: int = 3 * 1024**3
+    """Consecutive layers of an image become one up to this much data."""
+    image_entries_max: int = 2_000_000
+    """Entries of one layer."""
+    image_unpacked_bytes_max: int = 256 * 1024**3
+    """Data of one image, and what its compressed layers may unpack to."""
+    image_names_max: int = 64
+    """Names in one environment."""
+    image_list_max: int = 10_000
+    """Images in one answer."""
+    image_request_keep_s: float = 30 * 86_400.0
+    """How long a request id is remembered."""
+    image_prune_s: float = 3_600.0
+    """Between removals of old request ids."""
+    progress_s: float = 0.5
+    """Between two reports of an import's progress."""

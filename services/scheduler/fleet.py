@@ -1,0 +1,129 @@
+"""The nodes as this scheduler sees them between two looks at the database.
+
+Owns: the snapshot (node rows + load view), its refresh, the overlay of own
+placements. Does not own: the decision (``placement``) or the truth (``nodes``). A
+stale or empty snapshot costs a second look under locks, never a wrong placement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+
+from schemas.node import Heartbeat
+from services.scheduler import nodes
+from services.scheduler.nodes import Node
+from services.scheduler.placement import Amounts, NodeView, Overlay
+from shared.db import Database
+from shared.errors import Unavailable
+from shared.loadview import LoadView
+
+log = logging.getLogger(__name__)
+
+
+def pressure_of(beat: Heartbeat | None) -> float:
+    """The worst measured share of a node, 0…1."""
+    if beat is None:
+        return 0.0
+    shares = [0.0, *beat.pressure.values()]
+    if beat.capacity.memory_mb:
+        shares.append(beat.used.memory_mb / beat.capacity.memory_mb)
+    if beat.capacity.cores:
+        shares.append(beat.used.cores / beat.capacity.cores)
+    return min(1.0, max(shares))
+
+
+class Fleet:
+    """Snapshot and overlay. ``cloud_share`` is what burst last asked for."""
+
+    def __init__(self, db: Database, load: LoadView, refresh_s: float) -> None:
+        self._db = db
+        self._load_view = load
+        self._refresh_s = refresh_s
+        self._nodes: list[Node] = []
+        self._load: Mapping[str, Heartbeat] = {}
+        self._extra: Amounts = {}
+        self._overlay = Overlay()
+        self._task: asyncio.Task[None] | None = None
+        self.cloud_share = 0.0
+        self.load_known = False
+
+    def views(self) -> list[NodeView]:
+        """Fresh values to place on: the snapshot plus what is not in it yet."""
+        found = self.exact(self._nodes)
+        by_id = {v.id: v for v in found}
+        for node, (cores, memory_mb, count) in self._extra.items():
+            if node in by_id:
+                by_id[node].add(cores, memory_mb, count)
+        return found
+
+    def exact(self, rows: list[Node]) -> list[NodeView]:
+        """Values of locked rows: committed amounts are as they are there."""
+        out = []
+        for row in rows:
+            beat = self._load.get(row.id)
+            admitting = beat is None or beat.epoch != row.epoch or beat.admitting
+            out.append(row.view(pressure_of(beat), admitting))
+        return out
+
+    def begin(self, amounts: Amounts) -> int:
+        """Counts placements that are about to be written."""
+        key = self._overlay.begin(amounts)
+        self._count(amounts)
+        return key
+
+    def commit(self, key: int) -> None:
+        """They are written."""
+        self._overlay.commit(key, time.monotonic())
+
+    def abort(self, key: int) -> None:
+        """They came to nothing."""
+        self._overlay.abort(key)
+
+    def _count(self, amounts: Amounts) -> None:
+        for node, (cores, memory_mb, count) in amounts.items():
+            c, m, n = self._extra.get(node, (0.0, 0, 0))
+            self._extra[node] = (c + cores, m + memory_mb, n + count)
+
+    async def refresh(self) -> None:
+        """Looks at the database, and at the load view where there is one."""
+        begun_at = time.monotonic()
+        async with self._db.transaction() as connection:
+            rows = await nodes.every(connection)
+        self._nodes = rows
+        self._extra = self._overlay.snapshot(begun_at)
+        try:
+            self._load = await self._load_view.read()
+            self.load_known = True
+        except Unavailable as exc:
+            if self.load_known:
+                log.warning("placement without measured load: %s", exc.message)
+            self._load, self.load_known = {}, False
+
+    def load(self) -> Mapping[str, Heartbeat]:
+        """The last load view read."""
+        return self._load
+
+    def start(self) -> None:
+        """Begins to refresh in the background."""
+        self._task = asyncio.create_task(self._run(), name="fleet")
+
+    async def close(self) -> None:
+        """Ends."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except Unavailable as exc:
+                log.warning("fleet: %s", exc.message)
+            except Exception:
+                log.exception("fleet")
+            await asyncio.sleep(self._refresh_s)

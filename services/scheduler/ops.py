@@ -1,0 +1,102 @@
+"""Operations of clients and operators: stop, pause, resume, set_timeout; node states.
+
+Owns: from a selection to rows, the wait until every named sandbox has settled. Does
+not own: what an operation means in a state (``decide``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from schemas.base import ErrorReply, Ok, encode
+from schemas.node import NodeCommand
+from schemas.sandbox import MAX_BATCH, ItemResult, OpCommand
+from services.scheduler import decide, nodes, sending, store
+from services.scheduler.work import Unit, Work
+from shared.bus import Outgoing
+from shared.db import Database
+from shared.errors import NotFound
+from shared.lifecycle import TRANSITIONAL
+from shared.wire import to_wire
+
+_ADMIN = {"cordon": "cordoned", "uncordon": "ready", "drain": "draining"}
+
+
+class Ops:
+    """Handles ``SandboxOp`` and ``NodeCommand``."""
+
+    def __init__(self, work: Work, db: Database) -> None:
+        self._work = work
+        self._db = db
+
+    async def handle(self, commands: Sequence[OpCommand]) -> None:
+        """Applies a batch of operations, in order, in one transaction."""
+        if not commands:
+            return
+        async with self._work.unit() as unit:
+            selected = [await self._select(unit, c) for c in commands]
+            rows = await store.lock(unit.connection, [u for s in selected for u in s])
+            unit.changes.load(rows)
+            await self._remember_unknown(unit, commands, selected)
+            now = time.time()
+            for command, uids in zip(commands, selected, strict=True):
+                await self._apply(unit, command, uids, now)
+
+    async def _select(self, unit: Unit, command: OpCommand) -> list[str]:
+        request = command.request
+        uids = list(dict.fromkeys(request.uids))
+        if request.job is not None or request.labels:
+            uids += await store.select_live(
+                unit.connection, command.project,
+                job=request.job, labels=request.labels, limit=MAX_BATCH,
+            )  # fmt: skip
+        return list(dict.fromkeys(uids))[:MAX_BATCH]
+
+    async def _remember_unknown(
+        self, unit: Unit, commands: Sequence[OpCommand], selected: Sequence[list[str]]
+    ) -> None:
+        unknown = [
+            (uid, command.project, command.principal)
+            for command, uids in zip(commands, selected, strict=True)
+            if command.verb == "stop"
+            for uid in uids
+            if uid not in unit.changes.rows
+        ]
+        if unknown:
+            await store.put_tombstones(unit.connection, unknown)
+
+    async def _apply(self, unit: Unit, command: OpCommand, uids: list[str], now: float) -> None:
+        request, deadlines = command.request, self._work.deadlines
+        settled: list[ItemResult] = []
+        for uid in uids:
+            result = decide.operate(unit.changes, uid, command, at=now, deadlines=deadlines)
+            if result is not None:
+                settled.append(result)
+        rows = unit.changes.rows
+        waiting = sum(
+            1 for u in uids
+            if u in rows and rows[u].op_id == request.request_id
+            and rows[u].state in TRANSITIONAL
+        )  # fmt: skip
+        if waiting:
+            await store.put_op(
+                unit.connection, request.request_id, command.reply_to,
+                uids=uids, settled=settled, remaining=waiting,
+            )  # fmt: skip
+        elif command.reply_to:
+            results = await self._work.results(unit, uids, settled)
+            unit.replies.append(sending.op_reply(command.reply_to, request.request_id, results))
+
+    async def handle_node(self, command: NodeCommand, reply_to: str | None) -> None:
+        """Sets what the operator wants of a node. A draining node gets no new
+        sandboxes; the reconciler stops those it has with cause ``node_lost``: to a
+        trainer their end is the infrastructure's doing, and is masked."""
+        async with self._db.transaction() as connection:
+            found = await nodes.set_admin(connection, command.node, _ADMIN[command.verb])
+        answer: Ok | ErrorReply = Ok()
+        if not found:
+            error = NotFound(f"no node {command.node}", field="node")
+            answer = ErrorReply(error=to_wire(error), request_id=command.request_id)
+        if reply_to:
+            await self._work.reply([Outgoing(reply_to, encode(answer))])

@@ -1,0 +1,77 @@
+"""Questions that other services and edges ask: join, sandboxes, nodes.
+
+Owns: the answers. Does not own: SQL, or who may ask (auth for clients, the bus's
+permissions for edges).
+"""
+
+from __future__ import annotations
+
+from schemas.base import decode
+from schemas.iam import IamQuery
+from schemas.node import JoinReply, JoinRequest, NodeInfo, NodeList, Resources
+from schemas.sandbox import ResolvedSpec, SandboxPage, SandboxQuery
+from schemas.subjects import EDGE_DURABLE
+from services.scheduler import nodes, store
+from services.scheduler.fleet import Fleet
+from services.scheduler.settings import Settings
+from shared import topology
+from shared.bus import Bus, Incoming
+from shared.db import Database
+from shared.errors import Forbidden
+
+
+class Questions:
+    """Answers on ``dsec.rpc.v1.scheduler.*``."""
+
+    def __init__(self, settings: Settings, bus: Bus, db: Database, fleet: Fleet) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._db = db
+        self._fleet = fleet
+
+    async def join(self, request: JoinRequest, incoming: Incoming) -> JoinReply:
+        """An edge starts: its queue exists, its node is known, and it hears which of
+        its sandboxes are over. Those it should have and has not get a deadline."""
+        if incoming.subject.rpartition(".")[2] != request.node:
+            raise Forbidden(f"{incoming.subject} cannot join as {request.node}", field="node")
+        durable = await topology.declare_durable(self._bus.js, EDGE_DURABLE, request.node)
+        async with self._db.transaction() as connection:
+            await nodes.seen(connection, [request])
+            forget = await store.over(connection, request.node, request.live)
+            await store.flag_missing(
+                connection, request.node, request.live, after_s=self._settings.missing_s
+            )
+        await self._fleet.refresh()
+        return JoinReply(node=request.node, durable=durable, forget=forget)
+
+    async def sandboxes(self, query: SandboxQuery, _: Incoming) -> SandboxPage:
+        """One page. With one sandbox asked for, its spec comes along."""
+        async with self._db.transaction() as connection:
+            rows = await store.page(connection, query, query.limit + 1)
+            more = len(rows) > query.limit
+            rows = rows[: query.limit]
+            keys = {(r.request_id or "", r.spec_idx) for r in rows}
+            found = await store.specs(connection, keys)
+        specs = {k: decode(body, ResolvedSpec).spec for k, (body, _, _) in found.items()}
+        return SandboxPage(
+            sandboxes=[store.info(r, specs.get((r.request_id or "", r.spec_idx))) for r in rows],
+            next=rows[-1].uid if more else None,
+        )
+
+    async def nodes(self, _query: IamQuery, _: Incoming) -> NodeList:
+        """The fleet: rows from the database, use from the load view."""
+        async with self._db.transaction() as connection:
+            rows = await nodes.every(connection)
+        load = self._fleet.load()
+        out = []
+        for row in rows:
+            beat = load.get(row.id)
+            out.append(
+                NodeInfo(
+                    id=row.id, state=row.state, pool=row.pool,  # type: ignore[arg-type]
+                    capacity=row.capacity, committed=row.committed,
+                    used=beat.used if beat else Resources(), backends=row.backends,
+                    counts=beat.counts if beat else {}, seen_at=row.seen_at, epoch=row.epoch,
+                )
+            )  # fmt: skip
+        return NodeList(nodes=out)

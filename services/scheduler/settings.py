@@ -1,0 +1,52 @@
+"""The scheduler's settings: every bound and deadline it has."""
+
+from __future__ import annotations
+
+from shared.settings import Common
+
+
+class Settings(Common, kw_only=True):
+    """``DSEC_<FIELD>``. Times in seconds."""
+
+    pg_dsn: str
+    redis_url: str
+
+    # placement
+    placement_choices: int = 2
+    """k of power-of-k."""
+    placement_attempts: int = 4
+    """Nodes tried for one sandbox before it is rejected."""
+    default_cores: float = 0.1
+    default_memory_mb: int = 128
+    """Reserved where a spec gives neither a request nor a limit."""
+    view_refresh_s: float = 0.5
+    retry_after_s: float = 5.0
+    """The hint to a client that found no capacity."""
+
+    # watcher
+    silence_s: float = 5.0
+    """A node not heard of for so long is lost."""
+    lost_grace_s: float = 15.0
+    """Its sandboxes are given up so much later."""
+    node_write_s: float = 2.0
+    """Least time between writes of an unchanged node."""
+    load_write_s: float = 0.2
+
+    # reconciler
+    reconcile_s: float = 1.0
+    reconcile_rows: int = 500
+    """Rows of one pass' transaction."""
+    start_again_s: float = 5.0
+    """A placed sandbox without an observation is sent again."""
+    op_again_s: float = 5.0
+    """A pause, resume or stop without an answer is sent again."""
+    missing_s: float = 10.0
+    """A sandbox that its joining edge does not have is given up after it."""
+    drain_grace_s: float = 5.0
+    """What a draining node's sandboxes get between the request and the kill."""
+    topology_s: float = 15.0
+    """Between looks at streams and durables, beside those after reconnects."""
+    resolve_s: float = 4.0
+    """Wait for imagesvc."""
+    op_keep_s: float = 3600.0
+    """An operation that nobody completed is forgotten after it."""

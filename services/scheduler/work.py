@@ -1,0 +1,255 @@
+"""One transaction of the scheduler: decided changes → rows, reservations, messages.
+
+Owns: the order of locks and writes, placement under locks, what is sent after the
+commit. Does not own: decisions (``decide``, ``placement``) or statements (``store``,
+``nodes``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from schemas.base import decode
+from schemas.sandbox import ItemResult, ResolvedSpec, SandboxSpec
+from services.scheduler import decide, nodes, sending, store
+from services.scheduler.fleet import Fleet
+from services.scheduler.images import Images
+from services.scheduler.model import Changes, Sandbox, result_of
+from services.scheduler.placement import Ask, NodeView, Placed, need_of, place_batch
+from services.scheduler.sending import SpecKey
+from services.scheduler.settings import Settings
+from shared import telemetry
+from shared.bus import Bus, Outgoing
+from shared.db import Database
+from shared.errors import DsecError, Unavailable
+from shared.outbox import Outbox
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Unit:
+    """A running transaction: its connection, its changes, what it will send.
+
+    ``bodies`` are encoded specs known already; ``new`` the uids to be inserted.
+    """
+
+    connection: AsyncConnection
+    changes: Changes = field(default_factory=Changes)
+    new: set[str] = field(default_factory=set)
+    bodies: dict[SpecKey, bytes] = field(default_factory=dict)
+    specs: dict[SpecKey, SandboxSpec] = field(default_factory=dict)
+    replies: list[Outgoing] = field(default_factory=list)
+    overlay: list[int] = field(default_factory=list)
+
+
+class Work:
+    """Runs units. Use: ``async with work.unit() as unit: …; await work.write(unit)``;
+    everything is sent when the block has ended well."""
+
+    def __init__(
+        self, settings: Settings, db: Database, bus: Bus, outbox: Outbox, fleet: Fleet,
+        images: Images, *, rng: random.Random | None = None,
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.images = images
+        self.deadlines = decide.Deadlines(
+            start_again_s=settings.start_again_s,
+            op_again_s=settings.op_again_s,
+            missing_s=settings.missing_s,
+            attempts=settings.placement_attempts,
+        )
+        self._db = db
+        self._bus = bus
+        self._outbox = outbox
+        self._fleet = fleet
+        self._rng = rng or random.Random()
+
+    @contextlib.asynccontextmanager
+    async def unit(self) -> AsyncIterator[Unit]:
+        """One transaction; commits, counts and sends at its end."""
+        sent: list[tuple[int, Outgoing]] = []
+        unit: Unit | None = None
+        try:
+            async with self._db.transaction() as connection:
+                unit = Unit(connection)
+                yield unit
+                sent = await self._write(unit)
+        except BaseException:
+            for key in unit.overlay if unit else ():
+                self._fleet.abort(key)
+            raise
+        for key in unit.overlay:
+            self._fleet.commit(key)
+        self._outbox.sent_by_me(sent)
+        await self.reply(unit.replies)
+
+    async def reply(self, messages: Sequence[Outgoing]) -> None:
+        """Sends answers. One that is lost is healed by the client's own reading."""
+        for message in messages:
+            try:
+                await self._bus.send(message)
+            except DsecError as exc:
+                log.warning("a reply was not sent: %s", exc.message)
+
+    async def _write(self, unit: Unit) -> list[tuple[int, Outgoing]]:
+        c, changes = unit.connection, unit.changes
+        if changes.place:
+            await self._place(unit)
+        changed = changes.changed()
+        fresh = [r for r in changed if r.uid in unit.new]
+        known = [r for r in changed if r.uid not in unit.new]
+        await nodes.commit(c, nodes.deltas(changes.was, changed))
+        if len(await store.insert(c, fresh)) != len(fresh):
+            raise Unavailable("sandboxes were created by another scheduler meanwhile")
+        await store.update(c, known, changes.was)
+        await store.insert_steps(c, changes.steps)
+        await self._settle_ops(unit, changed)
+        unit.replies += sending.create_replies(
+            r for r in changed if sending.settles(changes.was.get(r.uid), r)
+        )
+        return await self._outbox.add(c, await self._messages(unit, changed))
+
+    async def _messages(self, unit: Unit, changed: Sequence[Sandbox]) -> list[Outgoing]:
+        changes, trace = unit.changes, telemetry.traceparent()
+        starting = [
+            r for r in changed
+            if r.state == "placed" and _placed_now(changes.was.get(r.uid), r)
+        ]  # fmt: skip
+        starting += [changes.rows[uid] for uid in changes.again]
+        await self._load_bodies(unit, starting)
+        return (
+            sending.starts(starting, unit.bodies, trace)
+            + sending.node_ops(changes.ops, trace)
+            + sending.events(changes.events, trace)
+        )
+
+    async def _load_bodies(self, unit: Unit, rows: Sequence[Sandbox]) -> None:
+        wanted = {_key(r) for r in rows} - unit.bodies.keys()
+        for key, (body, _, _) in (await store.specs(unit.connection, wanted)).items():
+            unit.bodies[key] = body
+
+    async def _settle_ops(self, unit: Unit, changed: Sequence[Sandbox]) -> None:
+        was = unit.changes.was
+        counts = Counter(
+            old.op_id
+            for r in changed
+            if (old := was.get(r.uid)) is not None and old.op_id and r.op_id != old.op_id
+        )
+        done = await store.settle_ops(unit.connection, counts)
+        for request_id, reply_to, uids, settled in done:
+            if reply_to:
+                results = await self.results(unit, uids, settled)
+                unit.replies.append(sending.op_reply(reply_to, request_id, results))
+
+    async def results(
+        self, unit: Unit, uids: Sequence[str], settled: Sequence[ItemResult]
+    ) -> list[ItemResult]:
+        """Results of an operation: those known from the start, and the rows."""
+        known = {r.uid: r for r in settled}
+        rows = unit.changes.rows
+        missing = [u for u in uids if u not in rows and u not in known]
+        others = {r.uid: r for r in await store.find(unit.connection, missing)} if missing else {}
+        out = []
+        for uid in uids:
+            row = rows.get(uid) or others.get(uid)
+            if uid in known:
+                out.append(known[uid])
+            elif row is not None:
+                out.append(result_of(row))
+        return out
+
+    async def _place(self, unit: Unit) -> None:
+        asks = await self._asks(unit)
+        if not asks:
+            return
+        changes, now = unit.changes, time.time()
+        placed = self._choose(asks, self._fleet.views())
+        if placed.failed or not await self._lock_fitting(unit, asks, placed):
+            rows = await nodes.lock(unit.connection, None)
+            placed = self._choose(asks, self._fleet.exact(rows))
+        for uid, node in placed.nodes.items():
+            decide.place(changes, changes.rows[uid], node, at=now, deadlines=self.deadlines)
+        for uid, error in placed.failed.items():
+            decide.reject(changes, changes.rows[uid], error, at=now)
+        chosen = [changes.rows[uid] for uid in placed.nodes]
+        unit.overlay.append(self._fleet.begin(nodes.deltas({}, chosen)))
+
+    def _choose(self, asks: Sequence[Ask], views: Sequence[NodeView]) -> Placed:
+        return place_batch(
+            asks, views, self._rng,
+            choices=self.settings.placement_choices,
+            cloud_share=self._fleet.cloud_share,
+            retry_after_s=self.settings.retry_after_s,
+        )  # fmt: skip
+
+    async def _lock_fitting(self, unit: Unit, asks: Sequence[Ask], placed: Placed) -> bool:
+        """Locks the chosen nodes (and those that give something back). ``False``,
+        with nothing locked, where the choice does not fit what they have."""
+        released = nodes.deltas(unit.changes.was, unit.changes.changed())
+        point = await unit.connection.begin_nested()
+        rows = await nodes.lock(unit.connection, {*placed.nodes.values(), *released})
+        views = {v.id: v for v in self._fleet.exact(rows)}
+        for ask in asks:
+            view = views.get(placed.nodes[ask.uid])
+            if view is None or not view.ready or not view.fits(ask.cores, ask.memory_mb):
+                await point.rollback()
+                return False
+            view.add(ask.cores, ask.memory_mb)
+        await point.commit()
+        return True
+
+    async def _asks(self, unit: Unit) -> list[Ask]:
+        rows = [unit.changes.rows[uid] for uid in unit.changes.place]
+        await self._resolve_stored(unit, rows)
+        out = []
+        for row in rows:
+            spec = unit.specs.get(_key(row))
+            if spec is not None and unit.changes.rows[row.uid].state == "requested":
+                need = need_of(spec, row.tried)
+                out.append(Ask(row.uid, need, row.cores, row.memory_mb))
+        return out
+
+    async def _resolve_stored(self, unit: Unit, rows: Sequence[Sandbox]) -> None:
+        """Loads the specs of rows that were created earlier, and resolves those
+        whose images could not be resolved then."""
+        wanted = {_key(r) for r in rows} - unit.specs.keys()
+        for key, (body, resolved, projects) in (await store.specs(unit.connection, wanted)).items():
+            if resolved:
+                unit.bodies[key] = body
+                unit.specs[key] = decode(body, ResolvedSpec).spec
+                continue
+            await self._resolve_late(unit, key, decode(body, ResolvedSpec).spec, projects, rows)
+
+    async def _resolve_late(
+        self, unit: Unit, key: SpecKey, spec: SandboxSpec, projects: list[str],
+        rows: Sequence[Sandbox],
+    ) -> None:  # fmt: skip
+        answer = await self.images.resolve({key: (spec, projects)})
+        body, error = answer[key]
+        mine = [r for r in rows if _key(r) == key]
+        if error is not None:
+            for row in mine:
+                decide.reject(unit.changes, row, error, at=time.time())
+        elif body is None:
+            for row in mine:
+                decide.later(unit.changes, row, at=time.time() + self.settings.reconcile_s)
+        else:
+            await store.put_specs(unit.connection, {key: (body, True)})
+            unit.bodies[key], unit.specs[key] = body, spec
+
+
+def _key(row: Sandbox) -> SpecKey:
+    return (row.request_id or "", row.spec_idx)
+
+
+def _placed_now(was: Sandbox | None, row: Sandbox) -> bool:
+    return was is None or was.placed_generation != row.placed_generation

@@ -1,0 +1,125 @@
+"""What a driver brings to the conformance suite.
+
+Owns: the harness port and the list of drivers. Does not own: the rules, which are the
+prose of :mod:`services.edge.drivers.base` and the tests beside this file. To add a
+driver: write a factory and add it to :data:`DRIVERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from services.edge.drivers.base import (
+    Driver, ExecOutcome, ExecSpec, Exited, Handle, StartSpec, Stream,
+)  # fmt: skip
+
+
+class Harness(Protocol):
+    """One driver under test."""
+
+    driver: Driver
+
+    def spec(self, **changes: object) -> StartSpec:
+        """A spec that starts: a root with a POSIX shell, users root and agent."""
+        ...
+
+    async def restart(self) -> Driver:
+        """A new driver over the same node and state, as after the death of the edge."""
+        ...
+
+    def exits(self) -> list[Exited]:
+        """Deaths reported so far, in order."""
+        ...
+
+    async def crash(self, handle: Handle) -> None:
+        """Makes the sandbox die on its own."""
+        ...
+
+    def leftovers(self) -> set[str]:
+        """Names of everything on the node that belongs to sandboxes."""
+        ...
+
+
+HarnessFactory = Callable[[Path], AbstractAsyncContextManager[Harness]]
+
+
+@asynccontextmanager
+async def _container(folder: Path) -> AsyncIterator[Harness]:
+    from tests.integration.container.harness import container_harness
+
+    async with container_harness(folder) as harness:
+        yield harness
+
+
+DRIVERS: dict[str, HarnessFactory] = {"container": _container}
+
+
+@dataclass
+class Recorder:
+    """An ``ExecIO`` that keeps what it gets."""
+
+    stdin: list[bytes] = field(default_factory=list)
+    signals: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    stdout: bytes = b""
+    stderr: bytes = b""
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    delay_s: float = 0.0
+
+    async def output(self, stream: Stream, data: bytes) -> None:
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        if stream == "stdout":
+            self.stdout += data
+        else:
+            self.stderr += data
+        self.started.set()
+
+    async def input(self) -> AsyncIterator[bytes]:
+        for chunk in self.stdin:
+            yield chunk
+
+    async def control(self) -> AsyncIterator[str]:
+        while True:
+            yield await self.signals.get()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished command."""
+
+    outcome: ExecOutcome
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def code(self) -> int | None:
+        return self.outcome.exit_code
+
+
+async def run(
+    driver: Driver, handle: Handle, command: str | list[str], *, io: Recorder | None = None,
+    **changes: object,
+) -> Ran:  # fmt: skip
+    """Runs shell text or an argv to its end."""
+    io = io or Recorder()
+    what = {"shell": command} if isinstance(command, str) else {"argv": command}
+    spec = ExecSpec(op_id=secrets.token_hex(8), **what, **changes)  # type: ignore[arg-type]
+    outcome = await driver.exec(handle, spec, io)
+    return Ran(outcome, io.stdout, io.stderr)
+
+
+def new_uid() -> str:
+    return "t" + secrets.token_hex(6)
+
+
+async def until(condition: Callable[[], bool], *, within_s: float = 15.0) -> None:
+    """Waits until the condition holds; fails with ``TimeoutError`` when it never does."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,58 @@
+"""Images for tests: EROFS layers built from a static busybox.
+
+Owns: building them. Does not own: the product's own image conversion, on which these
+tests do not depend.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from services.edge.drivers.base import Layer
+
+PASSWD = """root:x:0:0:root:/root:/bin/sh
+agent:x:1000:1000:agent:/home/agent:/bin/sh
+nobody:x:65534:65534:nobody:/nonexistent:/bin/false
+"""
+GROUP = """root:x:0:
+agent:x:1000:
+tools:x:2000:agent
+nogroup:x:65534:
+"""
+
+
+def pack(tree: Path, name: str) -> Layer:
+    """An EROFS layer of the folder ``tree``."""
+    file = tree.parent / f"{name}.erofs"
+    subprocess.run(["mkfs.erofs", "--quiet", str(file), str(tree)], check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    return Layer(digest=f"sha256:test-{name}-{file.stat().st_mtime_ns}", meta=str(file))
+
+
+def busybox_layer(folder: Path) -> Layer:
+    """A root file system of busybox with the users root, agent and nobody."""
+    tree = folder / "busybox"
+    for name in ("bin", "etc", "tmp", "root", "home/agent", "var", "lib"):
+        (tree / name).mkdir(parents=True)
+    (tree / "tmp").chmod(0o1777)
+    (tree / "root").chmod(0o700)
+    busybox = tree / "bin" / "busybox"
+    shutil.copy2(shutil.which("busybox") or "/bin/busybox", busybox)
+    applets = subprocess.run([str(busybox), "--list"], capture_output=True, text=True, check=True)
+    for applet in applets.stdout.split():
+        if applet != "busybox":
+            (tree / "bin" / applet).symlink_to("busybox")
+    (tree / "etc" / "passwd").write_text(PASSWD)
+    (tree / "etc" / "group").write_text(GROUP)
+    shutil.chown(tree / "home/agent", 1000, 1000)
+    return pack(tree, "busybox")
+
+
+def small_layer(folder: Path, number: int) -> Layer:
+    """A layer with one file of its own: ``/layers/<number>``."""
+    tree = folder / f"layer-with-a-rather-long-name-{number:04d}"
+    (tree / "layers").mkdir(parents=True)
+    (tree / "layers" / str(number)).write_text(str(number))
+    return pack(tree, f"layer-{number:04d}")

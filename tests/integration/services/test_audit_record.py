@@ -1,0 +1,141 @@
+"""The record on a real database: order, idempotency, privileges, verification."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import asyncpg
+import pytest
+
+from schemas.audit import Access, AuditQuery, Violation
+from services.audit.records import Row, from_access, from_violation
+from services.audit.store import Store
+from services.audit.verify import Verdict, verify
+from shared import ids
+from shared.db import Database
+
+pytestmark = pytest.mark.integration
+
+
+def access(number: int, *, project: str = "root", **fields: object) -> Row:
+    record = Access(
+        id=f"r{number}", at=1_800_000_000.25 + number, project=project, principal="p1",
+        verb="sandbox.create", outcome="ok", **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return from_access("auth", record)
+
+
+@pytest.fixture
+async def dsn(dsn_of: Callable[[str], str], admin_dsn: str) -> str:
+    made = dsn_of("audit")
+    admin = await asyncpg.connect(admin_dsn)
+    await admin.execute("truncate audit.record")
+    await admin.execute("update audit.head set seq = 0, hash = $1", bytes(32))
+    await admin.close()
+    return made
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[Store]:
+    db = Database(dsn, "audit")
+    yield Store(db, rows_per_transaction=7)
+    await db.close()
+
+
+async def judge(store: Store) -> Verdict:
+    return await verify(store.entries(), await store.head())
+
+
+async def test_a_repeated_record_is_written_once(store: Store) -> None:
+    rows = [access(i) for i in range(20)]
+    assert await store.append([*rows, rows[3]]) == 20
+    assert await store.append(rows) == 0
+    assert await store.append([*rows, access(99)]) == 1
+    assert (await store.head()).seq == 21
+    assert (await judge(store)).broken_at is None
+
+
+async def test_two_writers_make_one_chain(dsn: str) -> None:
+    """Both append the same and different records at once; the chain has no gap."""
+    databases = [Database(dsn, "audit") for _ in range(2)]
+    stores = [Store(db, rows_per_transaction=5) for db in databases]
+    mine = [[access(1000 * w + i) for i in range(100)] for w in range(2)]
+    both = [access(9000 + i) for i in range(50)]
+    added = await asyncio.gather(
+        *(s.append(rows + both) for s, rows in zip(stores, mine, strict=True))
+    )
+    assert sum(added) == 250
+    verdict = await judge(stores[0])
+    assert (verdict.broken_at, verdict.count) == (None, 250)
+    for db in databases:
+        await db.close()
+
+
+async def test_pages_are_newest_first_and_bounded_by_projects(store: Store) -> None:
+    await store.append([access(i, project="a" if i % 2 else "b") for i in range(10)])
+    await store.append([access(50, project="a", request_id="q1", target="t1")])
+    first = await store.page(AuditQuery(projects=["a"], limit=4))
+    assert [e.record["id"] for e in first.entries] == ["r50", "r9", "r7", "r5"]
+    second = await store.page(AuditQuery(projects=["a"], limit=4, before=first.next))
+    assert [e.record["id"] for e in second.entries] == ["r3", "r1"]
+    assert second.next is None
+    one = await store.page(AuditQuery(projects=["a", "b"], request_id="q1"))
+    assert [e.record["target"] for e in one.entries] == ["t1"]
+    assert not (await store.page(AuditQuery(projects=["a"], project="b"))).entries
+
+
+async def test_the_services_role_can_only_add(store: Store, dsn: str) -> None:
+    await store.append([access(1)])
+    connection = await asyncpg.connect(dsn, server_settings={"search_path": "audit"})
+    try:
+        for statement in (
+            "update record set verb = 'x'", "delete from record", "truncate record",
+            "drop table record", "alter table record disable trigger all",
+            "delete from head", "create table audit.head2 as table audit.head; drop table head",
+        ):  # fmt: skip
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("tamper", "broken_at", "reason"),
+    [
+        ("update audit.record set record = jsonb_set(record, '{outcome}', '\"no\"') where seq=5",
+         5, "content"),
+        ("update audit.record set principal = 'other' where seq = 4", 4, "columns"),
+        ("delete from audit.record where seq = 7", 7, "missing"),
+        ("delete from audit.record where seq > 8", 9, "ends here"),
+        ("update audit.record set prev = hash where seq = 3", 3, "follow"),
+        ("update audit.head set hash = '\\x00'", 12, "head"),
+    ],
+)  # fmt: skip
+async def test_verify_finds_where_the_record_was_changed(
+    store: Store, admin_dsn: str, tamper: str, broken_at: int, reason: str
+) -> None:
+    await store.append([access(i) for i in range(12)])
+    assert (await judge(store)).count == 12
+    admin = await asyncpg.connect(admin_dsn)
+    await admin.execute(tamper)
+    await admin.close()
+    verdict = await judge(store)
+    assert verdict.broken_at == broken_at
+    assert reason in verdict.reason
+
+
+async def test_numbers_and_text_that_jsonb_respells_keep_their_hash(store: Store) -> None:
+    actor = {
+        "z": 1e22, "a": 1.5e-7, "whole": 3.0, "minus": -0.0, "big": 2**53, "nul": "a\0b",
+        "deep": [{"k": 0.1, "b": [True, None]}], "ü": "ß\u2028",
+    }  # fmt: skip
+    violation = Violation(
+        id=ids.new(), at=1.0, node="x", uid="u", project="root", source="net",
+        verdict="denied", rule="dns", mechanism="bpf", actor=actor,
+    )  # fmt: skip
+    assert await store.append([from_violation("n1", violation)]) == 1
+    assert (await judge(store)).broken_at is None
+    (entry,) = (await store.page(AuditQuery(projects=["root"]))).entries
+    assert entry.record["node"] == "n1"
+    assert entry.record["actor"]["nul"] == "a\ufffdb"
