@@ -285,7 +285,7 @@ class DSecClient:
     nodes: Nodes
     audit: Audit
 
-    def __init__(self, url: str | None=None, api_key: str | None=None, project: str | None=None, *, open_timeout: Seconds=OPEN_S) -> None:
+    def __init__(self, url: str | None=None, api_key: str | None=None, project: str | None=None, *, open_timeout: Seconds=OPEN_S, keep: bool=False) -> None:
         ...
 
     @property

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,8 +19,8 @@ FAKE = sync.DSecRunArgs(backend="fake")
 
 
 @pytest.fixture
-async def options(peer: Peer) -> AsyncIterator[dict[str, str]]:
-    yield peer.options()
+def options(peer: Peer) -> dict[str, str]:
+    return peer.options()
 
 
 async def off_loop(work):
