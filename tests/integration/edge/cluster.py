@@ -29,7 +29,13 @@ from schemas.base import HEADER_FRAME, HEADER_OP, decode, encode
 from schemas.exec import ExecReply, FileReply, InfoReply
 from schemas.node import Heartbeat, JoinReply, JoinRequest
 from schemas.sandbox import (
-    EdgeObservations, EdgeOp, EdgeOpItem, EdgeStart, Observation, ResolvedSpec, SandboxSpec,
+    EdgeObservations,
+    EdgeOp,
+    EdgeOpItem,
+    EdgeStart,
+    Observation,
+    ResolvedSpec,
+    SandboxSpec,
     StartItem,
 )  # fmt: skip
 from schemas.subjects import EDGE_DURABLE, cmd, exec_, out

@@ -15,7 +15,7 @@ from tests.integration.conftest import PASSWORD, Stack, make_database
 
 pytestmark = pytest.mark.integration
 
-ALL = {service: PASSWORD for service in SERVICES}
+ALL = dict.fromkeys(SERVICES, PASSWORD)
 
 
 @pytest.fixture

@@ -27,8 +27,17 @@ from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.cgroups import CgroupDriver, Groups, Limits
 from services.edge.drivers.base import (
-    BackendReport, ExecIO, ExecOutcome, ExecSpec, Exited, Feature, Handle, Inspection, OnExit,
-    StartSpec, Usage,
+    BackendReport,
+    ExecIO,
+    ExecOutcome,
+    ExecSpec,
+    Exited,
+    Feature,
+    Handle,
+    Inspection,
+    OnExit,
+    StartSpec,
+    Usage,
 )  # fmt: skip
 from services.edge.drivers.container.engine import Ending, Engine, Shell
 from services.edge.drivers.container.files import FilesOfAgent
