@@ -66,11 +66,12 @@ async def local_system(**options: Any) -> Any:
     """A system of our own on loopback with the container driver and a base image;
     yields ``(system, client)``."""
     from bench.images import ensure_base
+    from demo.cache import cache_dir
     from libdsec import DSecClient
     from services.local import LocalOptions, LocalSystem
 
     async with (
-        LocalSystem(LocalOptions(driver="container", **options)) as system,
+        LocalSystem(LocalOptions(driver="container", image_roots=[cache_dir()], **options)) as system,
         DSecClient(url=system.url, api_key=system.admin_key, project=system.project) as client,
     ):
         await ensure_base(client)

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from demo.baseimage import base_image
 from demo.cache import cache_dir
-from demo.leftovers import snapshot
+from demo.leftovers import leftovers
 from demo.results import Rollout, problems, render, summarise
 from demo.rollouts import BASE, GROUP, run_all, workspace_image
 from demo.tasks import Task, build_tasks
@@ -27,7 +27,9 @@ from services.local import LocalOptions, LocalSystem
 
 OVER = {"stopped", "failed", "rejected", "lost"}
 SETTLE_S = 20.0
-console = Console()
+WARM = {"DSEC_CONTAINER_POOL_SIZE": "32", "DSEC_CONTAINER_POOL_MAX": "40"}
+"""As many warm shells as there will be sandboxes: they start while images are imported."""
+console = Console(width=None if sys.stdout.isatty() else 110)
 
 
 async def _register(client: DSecClient, rootfs: Path, tasks: Sequence[Task]) -> None:
@@ -62,9 +64,11 @@ async def _rollouts(client: DSecClient, tasks: Sequence[Task]) -> list[Rollout]:
         return await run_all(client, tasks, lambda: progress.advance(bar))
 
 
-async def _session(state: Path, rootfs: Path, tasks: Sequence[Task]) -> tuple[list[Rollout], list[str]]:
+async def _session(
+    state: Path, rootfs: Path, tasks: Sequence[Task]
+) -> tuple[list[Rollout], list[str]]:
     options = LocalOptions(
-        driver="container", state_dir=state, env={"DSEC_IMAGE_ROOTS": str(cache_dir())}
+        driver="container", state_dir=state, image_roots=[cache_dir()], env=WARM
     )
     async with LocalSystem(options) as system:
         console.print("the local system is up: " + ", ".join(system.services))
@@ -79,14 +83,13 @@ async def _session(state: Path, rootfs: Path, tasks: Sequence[Task]) -> tuple[li
 
 def main() -> int:
     """Exit code 0 when every reward is as it must be and nothing is left."""
-    before = snapshot()
     rootfs = base_image(say=console.print)
     tasks = build_tasks(rootfs, say=console.print)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="dsec-demo-") as state:
         rollouts, rows = asyncio.run(_session(Path(state), rootfs, tasks))
+        left = [*rows, *leftovers(Path(state))]
     console.print(render(summarise(rollouts)))
-    left = [*rows, *sorted(snapshot() - before)]
     for line in left:
         console.print(f"left behind: {line}", style="red")
     for line in problems(rollouts):

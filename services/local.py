@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,12 +34,14 @@ DRIVERS = ("container", "fake", "fncall", "microvm", "vm")
 class LocalOptions:
     """``driver``: a name or several; every node runs them all. ``nodes`` above 1 only
     with ``fake``: other backends share one kernel. ``state_dir`` keeps everything and
-    is reused. ``ready_s`` bounds the start of each group. ``env`` is added to every
+    is reused. ``image_roots`` are the folders that images may be imported from.
+    ``ready_s`` bounds the start of each group. ``env`` is added to every
     service's environment. ``trace`` collects spans in ``<state_dir>/trace.jsonl``."""
 
     driver: str | Sequence[str] = "container"
     nodes: int = 1
     state_dir: Path | None = None
+    image_roots: Sequence[Path] = ()
     ready_s: float = 90.0
     log_level: str = "INFO"
     trace: bool = False
@@ -149,14 +152,17 @@ class LocalSystem:
         common = localconfig.Common(
             endpoints=endpoints, dsns=dsns, state_dir=self.state_dir, options=self.options
         )
-        self._access = await localconfig.bootstrap(common, node_names(self.options.nodes))
+        self._access = await localconfig.bootstrap(common, self._nodes())
         await self._launch({name: common.service(name) for name in CONTROL})
         edges = {
             f"edge-{node}": common.edge(node, self._access.node_keys[node], self.options.drivers)
-            for node in node_names(self.options.nodes)
+            for node in self._nodes()
         }
         await self._launch(edges)
         localconfig.write_client_files(self.state_dir, self.url, self._access)
+
+    def _nodes(self) -> list[str]:
+        return node_names(self.state_dir, self.options.nodes)
 
     async def _launch(self, environments: Mapping[str, Mapping[str, str]]) -> None:
         group = [self._child(name, env) for name, env in environments.items()]
@@ -225,9 +231,11 @@ class LocalSystem:
         await self.stop()
 
 
-def node_names(count: int) -> list[str]:
-    """``local1``, ``local2`` …"""
-    return [f"local{number}" for number in range(1, count + 1)]
+def node_names(state_dir: Path, count: int) -> list[str]:
+    """Names that two systems on one machine do not share: a node clears away what
+    carries its name."""
+    mark = hashlib.sha256(str(state_dir).encode()).hexdigest()[:6]
+    return [f"local-{mark}-{number}" for number in range(1, count + 1)]
 
 
 def _only_one(path: Path) -> Any:

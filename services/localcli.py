@@ -31,6 +31,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--state-dir", type=Path, help=f"where everything is kept (default: {default_state_dir()})"
     )
+    parser.add_argument(
+        "--image-root", action="append", type=Path, metavar="DIR",
+        help="folder that images may be imported from, may be repeated (default: this one)",
+    )  # fmt: skip
     parser.add_argument("--log-level", default="INFO")
     parser.add_argument("--trace", action="store_true", help="collect spans in the state directory")
     parser.add_argument("--json", action="store_true", help="one line of JSON when ready, no table")
@@ -41,6 +45,7 @@ def options(args: argparse.Namespace) -> LocalOptions:
     """The options that the arguments name."""
     return LocalOptions(
         driver=tuple(args.driver or ("container",)), nodes=args.nodes, state_dir=args.state_dir,
+        image_roots=[root.resolve() for root in args.image_root or [Path.cwd()]],
         log_level=args.log_level, trace=args.trace,
     )  # fmt: skip
 

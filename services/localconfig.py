@@ -107,6 +107,7 @@ class Common:
             }
         if name == "imagesvc":
             env["DSEC_STATE_DIR"] = str(self.state_dir / "imagesvc")
+            env["DSEC_IMAGE_ROOTS"] = ":".join(str(root) for root in self.options.image_roots)
         return env | dict(self.options.env)
 
     def edge(self, node: str, key: str, drivers: Sequence[str]) -> dict[str, str]:

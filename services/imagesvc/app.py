@@ -66,7 +66,7 @@ class App:
         self._pruning = asyncio.create_task(self._prune(), name="prune requests")
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
-        self.health.add("consumer", self.consumer.check)
+        self.health.add("consumer", self._check_consumer)
         self.health.add("store", self._check_store)
         await self.health.serve(self.settings.health_port)
 
@@ -81,6 +81,10 @@ class App:
         await self.bus.close()
         await asyncio.to_thread(self.importer.close)
         await self.db.close()
+
+    async def _check_consumer(self) -> None:
+        if not self.handlers.busy:  # nothing is fetched during an import
+            await self.consumer.check()
 
     async def _check_store(self) -> None:
         if not await asyncio.to_thread(self.blobs.ready):

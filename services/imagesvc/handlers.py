@@ -75,6 +75,8 @@ class Handlers:
         self._bus = bus
         self._db = db
         self._importer = importer
+        self.busy = 0
+        """Commands being carried out; an import may take minutes."""
 
     async def commands(self, batch: Sequence[Received]) -> None:
         """Carries out a batch side by side; returns when all are answered.
@@ -106,9 +108,15 @@ class Handlers:
                     await message.in_progress()
 
         telling = asyncio.create_task(tell(), name="image commands in progress")
+        self.busy += len(batch)
         try:
             yield
+        except asyncio.CancelledError:
+            for message in batch:  # so that another begins at once
+                await message.msg.nak()
+            raise
         finally:
+            self.busy -= len(batch)
             telling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await telling

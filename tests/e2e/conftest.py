@@ -37,7 +37,11 @@ async def container_system(
     tmp_path_factory: pytest.TempPathFactory, base_image: Any
 ) -> AsyncIterator[LocalSystem]:
     """One node with real containers and an image ``py:3.11`` registered."""
-    options = LocalOptions(driver="container", state_dir=tmp_path_factory.mktemp("containers"))
+    options = LocalOptions(
+        driver="container",
+        state_dir=tmp_path_factory.mktemp("containers"),
+        image_roots=[base_image],
+    )
     async with LocalSystem(options) as system:
         async with open_client(system) as client:
             await client.images.create("py:3.11", path=str(base_image))

@@ -15,20 +15,29 @@ from tests.e2e.conftest import alive, open_client, until, used
 pytestmark = pytest.mark.slow
 
 FAKE = DSecRunArgs(backend="fake", cpu_cores_limit=0.1, memory_limit_mb=16)
-BATCH, BATCHES = 10, 12
+BATCH, BATCHES_AFTER = 10, 4
 CREATE_S = 60.0
 
 
 class Load:
-    """Creates batches, runs one command in each sandbox, until told to stop."""
+    """Creates batches and runs one command in each sandbox, until told to finish:
+    then a few batches more, so that work goes on after the fault."""
 
     def __init__(self, client: DSecClient) -> None:
         self.client = client
         self.created: list[object] = []
         self.errors: list[DSecError] = []
+        self.requested = 0
+        self._finish = asyncio.Event()
+
+    def finish(self) -> None:
+        self._finish.set()
 
     async def run(self) -> None:
-        for _ in range(BATCHES):
+        more = BATCHES_AFTER
+        while more:
+            more -= self._finish.is_set()
+            self.requested += BATCH
             results = await self.client.create_many(FAKE, n=BATCH, timeout=CREATE_S)
             for result in results:
                 if isinstance(result, DSecError):
@@ -45,7 +54,7 @@ class Load:
 async def _audit_load(client: DSecClient, load: Load) -> None:
     uids = Counter(s.id for s in load.created)
     assert not load.errors, load.errors[:3]
-    assert len(uids) == BATCH * BATCHES and set(uids.values()) == {1}
+    assert len(uids) == load.requested and set(uids.values()) == {1}
     listed = {s.id for s in await alive(client)}
     assert set(uids) <= listed, "lost"
     assert listed <= set(uids), "doubled"
@@ -77,6 +86,7 @@ async def test_a_service_killed_under_load_loses_nothing(fake_system, service: s
         await fake_system.kill(service)
         await asyncio.sleep(1.0)
         await fake_system.restart(service)
+        load.finish()
         async with asyncio.timeout(180):
             await running
         await _audit_load(client, load)
@@ -89,6 +99,7 @@ async def test_a_store_killed_under_load_loses_nothing(fake_system, store: str) 
         running = asyncio.create_task(load.run())
         await asyncio.sleep(0.5)
         await fake_system.restart_infra(store, kill=True)
+        load.finish()
         async with asyncio.timeout(180):
             await running
         await _audit_load(client, load)
@@ -104,6 +115,7 @@ async def test_an_edge_killed_under_load_keeps_its_sandboxes(fake_system) -> Non
         await fake_system.kill(edge)
         await asyncio.sleep(0.5)
         await fake_system.restart(edge)
+        load.finish()
         async with asyncio.timeout(180):
             await running
         load.created += before

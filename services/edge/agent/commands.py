@@ -71,6 +71,8 @@ def outcome_of(result: Fields) -> ExecOutcome:
         oom_killed=bool(result.number(Tag.OOM)),
         truncated=(result.number(Tag.DROPPED_OUT), result.number(Tag.DROPPED_ERR)),
         duration_s=result.number(Tag.DURATION_NS) / 1e9,
+        session_fresh=bool(result.number(Tag.SESSION_FRESH)),
+        session_ended=bool(result.number(Tag.SESSION_ENDED)),
     )
 
 

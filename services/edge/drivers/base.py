@@ -141,7 +141,9 @@ class ExecSpec:
 @dataclass(frozen=True, slots=True)
 class ExecOutcome:
     """How a command ended. ``exit_code`` is 128+n after signal n; ``signal`` is
-    its name without SIG. ``truncated`` are the bytes dropped (stdout, stderr)."""
+    its name without SIG. ``truncated`` are the bytes dropped (stdout, stderr).
+    ``session_fresh``: the session's shell was started for this command;
+    ``session_ended``: it ended with it."""
 
     exit_code: int | None
     signal: str | None = None
@@ -149,6 +151,8 @@ class ExecOutcome:
     oom_killed: bool = False
     truncated: tuple[int, int] = (0, 0)
     duration_s: float = 0.0
+    session_fresh: bool = False
+    session_ended: bool = False
 
 
 Stream = Literal["stdout", "stderr"]

@@ -189,7 +189,7 @@ class Commands:
     def __init__(self) -> None:
         self.messages: list[tuple[str, dict[str, Any]]] = []
 
-    async def __call__(self, message: Any) -> None:
+    async def hear(self, message: Any) -> None:
         self.messages.append((message.subject, json.loads(message.data)))
 
     def creates(self, project: str) -> list[dict[str, Any]]:
@@ -211,7 +211,7 @@ class Commands:
 async def commands(stack: Stack) -> AsyncIterator[Commands]:
     """Everything on ``dsec.cmd.v1.>`` from now on."""
     heard = Commands()
-    subscription = await stack.bus.client.subscribe("dsec.cmd.v1.>", cb=heard)
+    subscription = await stack.bus.client.subscribe("dsec.cmd.v1.>", cb=heard.hear)
     yield heard
     await subscription.unsubscribe()
 

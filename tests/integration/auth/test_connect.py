@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import nats.errors
 import pytest
@@ -106,6 +107,7 @@ async def test_a_key_ends_in_time(stack: Stack, admin) -> None:
     async with asyncio.timeout(6):
         while not person.nc.is_closed:
             await asyncio.sleep(0.05)
+    await asyncio.sleep(max(0.0, key["expires_at"] - time.time()))  # JWTs end at full seconds
     with pytest.raises(nats.errors.Error, match=r"(?i)authorization violation"):
         await connect(stack, key["secret"])
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +28,8 @@ from services.imagesvc.layertree import Inode, LayerTree, unique_inodes
 from shared.errors import Conflict, DsecError, Internal, InvalidRequest, Unavailable, Unsupported
 from tests.integration.imagesvc.seen import open_files
 from tests.unit.services.imagesvc.tars import member, saved_image, tar_bytes
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 def leftovers(store: FolderStore) -> list[str]:
@@ -236,6 +240,32 @@ def test_a_damaged_blob_is_seen(
     tree.mkdir()
     (tree / "f").write_bytes(bytes(10_000))
     assert isinstance(refused(importer, store, ImportRequest(PathSource(tree))), Internal)
+
+
+def test_a_killed_import_leaves_nothing_after_the_next_start(
+    tmp_path: Path, store: FolderStore
+) -> None:
+    """(I10) SIGKILL while the blob is written: no layer, and the sweep takes the rest."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for number in range(64):
+        (tree / str(number)).write_bytes(os.urandom(4 << 20))
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from services.imagesvc.blobstore import FolderStore\n"
+        "from services.imagesvc.importer import Importer, ImportRequest, PathSource\n"
+        "def kill(state):\n"
+        "    if state.done_bytes > 64 << 20: os.kill(os.getpid(), 9)\n"
+        "importer = Importer(FolderStore(Path(sys.argv[1])))\n"
+        "importer.run_blocking(ImportRequest(PathSource(Path(sys.argv[2]))), progress=kill)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, store.root, tree], cwd=REPOSITORY)
+    assert done.returncode == -signal.SIGKILL
+    assert list((store.root / "layers").iterdir()) == []
+    assert len(list((store.root / "tmp").iterdir())) == 1
+    assert store.sweep() == 1
+    assert leftovers(store) == []
 
 
 async def test_a_cancelled_import_stops_and_leaves_nothing(

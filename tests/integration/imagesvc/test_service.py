@@ -135,7 +135,7 @@ async def test_an_image_is_registered_resolved_listed_and_deleted(stack: Stack, 
     await stack.create("task", path=stack.tree("task"), kind="workspace")
 
     both = await stack.resolve("py:3.11", "task:latest", projects=("child", PROJECT))
-    assert [layer.digest for layer in both.layers][0] == made.image.layers[0].digest
+    assert both.layers[0] == made.image.layers[0]
     assert len(both.layers) == 2
     assert both.config.env == {"A": "b"}
     assert all(app.blobs.has(layer.digest) for layer in both.layers)
@@ -260,7 +260,6 @@ async def test_a_message_that_is_none_does_not_stop_the_service(stack: Stack, ap
         await js.publish(cmd("image", "create", PROJECT), body)
     reply = await stack.create("a", path=stack.tree("a"))
     assert reply.error is None
-    await asyncio.sleep(0)
     letters = await js.stream_info("DSEC_DLQ")
     assert letters.state.messages == 4
 

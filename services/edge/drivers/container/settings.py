@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
+
+from shared.errors import InvalidRequest
 
 GUEST_BUILD = Path(__file__).resolve().parents[4] / "guest" / "build"
 
@@ -43,3 +47,19 @@ class ContainerSettings:
     @property
     def shells_dir(self) -> Path:
         return self.state_dir / "shells"
+
+
+def from_options(node: str, state_dir: Path, options: Mapping[str, str]) -> ContainerSettings:
+    """Settings from text options (``pool_size`` = ``"8"`` …). Raises ``InvalidRequest``
+    naming the option that is unknown or no number."""
+    kinds: dict[str, Any] = {"int": int, "float": float, "Path": Path}
+    known = {f.name: kinds.get(str(f.type), str) for f in fields(ContainerSettings)}
+    given: dict[str, Any] = {}
+    for name, text in options.items():
+        if name not in known or name in ("node", "state_dir"):
+            raise InvalidRequest(f"the container driver has no option {name}", field=name)
+        try:
+            given[name] = known[name](text)
+        except ValueError:
+            raise InvalidRequest(f"{name}: {text!r} is not a number", field=name) from None
+    return ContainerSettings(node=node, state_dir=state_dir, **given)
