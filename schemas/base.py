@@ -130,7 +130,8 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
     if not isinstance(exc, msgspec.ValidationError):
         return BadMessage(f"the body is not JSON: {text}")
     message, _, path = text.partition(" - at `")
-    parts = [path.rstrip("`").removeprefix("$").removeprefix(".")]
+    path = path.removeprefix("key` in `").rstrip("`").replace("[...]", "")
+    parts = [path.removeprefix("$").removeprefix(".")]
     if message.startswith("Object "):  # "missing required field `x`"
         parts.append(message.split("`")[1])
     name = ".".join(part for part in parts if part) or None
