@@ -139,6 +139,7 @@ class BatchConsumer:
             durable=self._name, stream=self._durable.stream
         )
         silent = 0
+        self.last_fetch_at = time.monotonic()  # it is bound: that is a sign of life
         try:
             while not self._closing:
                 try:

@@ -8,7 +8,6 @@ that wrote it; the sweep sends what a crash or an outage left.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import logging
@@ -39,6 +38,10 @@ SWEEP_S = 1.0
 SWEEP_AFTER_S = 3.0
 """Age at which a row is taken to be forgotten by its writer."""
 SWEEP_ROWS = 500
+SEND_ROWS = 1_000
+"""Rows of one publication: as many as the bus surely stores within its deadline."""
+CLOSE_S = 1.0
+CLOSE_TRIES = 3
 MAX_QUEUED = 50_000
 """Rows that may wait in memory; more are left to the sweep."""
 
@@ -76,11 +79,14 @@ class Outbox:
 
     async def close(self) -> None:
         """Ends; unsent rows stay for the next start."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        tasks = set(self._tasks)
+        for _ in range(CLOSE_TRIES):
+            for task in tasks:
+                task.cancel()
+            if not tasks:
+                return
+            # nats-py's stalled publish turns a cancellation into an error: once more
+            _, tasks = await asyncio.wait(tasks, timeout=CLOSE_S)
 
     async def add(
         self, connection: AsyncConnection, messages: Sequence[Outgoing]
@@ -116,15 +122,17 @@ class Outbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            rows, self._queue = self._queue, []
-            if not rows:
-                continue
-            try:
-                await self._send(rows)
-            except DsecError as exc:
-                log.warning("outbox: %d left to the sweep: %s", len(rows), exc.message)
-            except Exception:
-                log.exception("outbox: %d left to the sweep", len(rows))
+            while self._queue:
+                rows, self._queue = self._queue[:SEND_ROWS], self._queue[SEND_ROWS:]
+                await self._try_send(rows)
+
+    async def _try_send(self, rows: Sequence[tuple[int, Outgoing]]) -> None:
+        try:
+            await self._send(rows)
+        except DsecError as exc:
+            log.warning("outbox: %d left to the sweep: %s", len(rows), exc.message)
+        except Exception:
+            log.exception("outbox: %d left to the sweep", len(rows))
 
     async def _send(self, rows: Sequence[tuple[int, Outgoing]]) -> None:
         stored = await self._store(rows)

@@ -95,6 +95,8 @@ class Requests:
         for entry in live:
             if entry.ask.project not in paths:
                 entry.error = NotFound(f"no project {entry.ask.project}", field="project")
+            elif entry.create is not None:
+                entry.create.projects = list(reversed(paths[entry.ask.project]))
         known = await store.remembered(connection, firsts.keys() - new)
         for key, entry in firsts.items():
             if key not in new and entry.error is None:
