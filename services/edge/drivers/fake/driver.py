@@ -33,17 +33,19 @@ from services.edge.drivers.base import (
     OnExit,
     StartSpec,
     Usage,
-)  # fmt: skip
+)
 from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget
 from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
 from services.edge.drivers.registry import DriverConfig
 from shared import ids
-from shared.errors import BY_CODE, Internal, InvalidRequest, SandboxDied, Unavailable
+from shared.errors import BY_CODE, DsecError, Internal, InvalidRequest, SandboxDied, Unavailable
 
 NAME = "fake"
 STATE = "state.msgpack"
 CHUNK = 64 * 1024
+MIB = 1 << 20
+MAX_ENV_BYTES = 128 * 1024
 SIGNALS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "ABRT": 6, "SEGV": 11, "QUIT": 3}
 FEATURES = ("exec", "files", "pause", "network", "memory_limit", "disk_limit", "pids_limit")
 
@@ -60,7 +62,6 @@ class State(msgspec.Struct):
     tree: trees.Tree
     paused: bool = False
     stops: int = 0
-    cwd: dict[str, str] = {}
 
 
 class _Live:
@@ -69,6 +70,7 @@ class _Live:
     def __init__(self, state: State) -> None:
         self.state = state
         self.commands: set[asyncio.Future[Any]] = set()
+        self.background: set[asyncio.Future[int]] = set()
         self.timer: asyncio.TimerHandle | None = None
         self.death: Exited | None = None
 
@@ -108,9 +110,10 @@ class FakeDriver:
         try:
             await _start_faults(spec.options)
             now = time.time()
+            limit = spec.disk_mb * MIB if spec.disk_mb else None
             state = State(
                 uid=spec.uid, boot=ids.new(), options=dict(spec.options), env=dict(spec.env),
-                workdir=spec.workdir, started_at=now, tree=trees.empty(now),
+                workdir=spec.workdir, started_at=now, tree=trees.empty(now, limit_bytes=limit),
             )  # fmt: skip
             state.tree.mkdir(spec.workdir, now=now)
             self._save(state)
@@ -118,7 +121,10 @@ class FakeDriver:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self._adopt(state)
-        return Handle(spec.uid, NAME, {"boot": state.boot}, {"network": "none"})
+        enforcement = {"network": "none"}
+        if limit:
+            enforcement["disk_mb"] = "tree"
+        return Handle(spec.uid, NAME, {"boot": state.boot}, enforcement)
 
     def _adopt(self, state: State) -> _Live:
         live = self._live[state.uid] = _Live(state)
@@ -198,6 +204,8 @@ class FakeDriver:
         for done in list(live.commands):
             if not done.done():
                 done.set_exception(error)
+        for task in live.background:
+            task.cancel()
 
     def _alive(self, handle: Handle) -> _Live:
         live = self._live.get(handle.uid)
@@ -222,6 +230,7 @@ class FakeDriver:
 
     async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
         live = self._running(handle)
+        _check(spec)
         began = time.monotonic()
         limit = spec.output_limit_bytes
         budgets = {s: Budget(s, limit, io.output) for s in ("stdout", "stderr")}
@@ -262,20 +271,24 @@ class FakeDriver:
             await budgets["stdout" if spec.merge else stream].write(data)
 
         async def nothing() -> AsyncIterator[bytes]:
-            for chunk in (b"",)[:0]:
-                yield chunk
+            return
+            yield b""
 
-        cwd = spec.cwd or state.cwd.get(spec.session or "") or state.workdir
+        cwd = spec.cwd or state.workdir
         shell = Shell(
             state.tree, write, io.input if spec.stdin else nothing, time.time,
             {**state.env, **spec.env}, cwd,
         )  # fmt: skip
-        if state.tree.find(cwd)[1].kind != "dir":
+        if not _is_folder(state.tree, cwd):
             raise InvalidRequest(f"{cwd} is not a directory", field="cwd")
+        killed = True
         try:
             if spec.argv is not None:
-                return await shell.run(list(spec.argv)), None
-            return await shell.script(spec.shell or ""), None
+                code = await shell.run(list(spec.argv))
+            else:
+                code = await shell.script(spec.shell or "")
+            killed = False
+            return code, None
         except Exit as exc:
             return exc.code, None
         except Killed as exc:
@@ -284,6 +297,10 @@ class FakeDriver:
             self._die(state.uid, exc.cause)
             raise SandboxDied("the sandbox died", cause=exc.cause) from exc
         finally:
+            for task in shell.background:
+                if killed:  # the whole tree; else they live on in the sandbox
+                    task.cancel()
+            live.background |= shell.background
             if shell.changed and state.uid in self._live:
                 self._save(state)
 
@@ -339,6 +356,23 @@ class FakeDriver:
         live = self._running(handle)
         live.state.tree.move(src, dst, now=time.time())
         self._save(live.state)
+
+
+def _check(spec: ExecSpec) -> None:
+    if (spec.argv is None) == (spec.shell is None):
+        raise InvalidRequest("exactly one of argv and shell", field="argv")
+    if spec.user is not None and spec.user not in trees.USERS:
+        raise InvalidRequest(f"there is no user {spec.user}", field="user")
+    for name, value in spec.env.items():
+        if not name or "=" in name or len(name) + len(value) > MAX_ENV_BYTES:
+            raise InvalidRequest(f"variable {name[:64]!r} is bad or too long", field="env")
+
+
+def _is_folder(tree: trees.Tree, path: str) -> bool:
+    try:
+        return tree.find(path)[1].kind == "dir"
+    except DsecError:
+        return False
 
 
 async def _start_faults(options: Mapping[str, Any]) -> None:
