@@ -122,7 +122,8 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
     if not isinstance(exc, msgspec.ValidationError):
         return BadMessage(f"the body is not JSON: {text}")
     message, _, path = text.partition(" - at `")
-    parts = [path.rstrip("`").removeprefix("$").removeprefix(".")]
+    path = path.removeprefix("key` in `").rstrip("`").replace("[...]", "")
+    parts = [path.removeprefix("$").removeprefix(".")]
     if message.startswith("Object "):  # "missing required field `x`"
         parts.append(message.split("`")[1])
     name = ".".join(part for part in parts if part) or None
@@ -311,9 +312,8 @@ class SandboxPage(Versioned, frozen=True):
     next: str | None = None
 
 HEADER_OFFSET = "Dsec-Offset"
-"""On ``o`` and ``e`` frames (always on those that are sent again): the count of output
-bytes before this frame. What the client has already is to be skipped. On ``x``, where
-present: the count of all output bytes in frames."""
+"""On ``o`` and ``e`` frames: the count of output bytes before this frame. What the client
+has already is to be skipped. On ``x``: the count of all output bytes in frames."""
 
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""

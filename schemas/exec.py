@@ -40,9 +40,8 @@ from msgspec import Meta
 from schemas.base import Message, Uid, Versioned, WireError
 
 HEADER_OFFSET = "Dsec-Offset"
-"""On ``o`` and ``e`` frames (always on those that are sent again): the count of output
-bytes before this frame. What the client has already is to be skipped. On ``x``, where
-present: the count of all output bytes in frames."""
+"""On ``o`` and ``e`` frames: the count of output bytes before this frame. What the client
+has already is to be skipped. On ``x``: the count of all output bytes in frames."""
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 WINDOW_BYTES = 4 * 1024 * 1024
