@@ -20,11 +20,13 @@ HEADER_FRAME = "Dsec-Frame"
 HEADER_OP = "Dsec-Op"
 """Operation id of a frame from client to edge."""
 
-Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
+# `(?!\n)`: Python's `$` also matches before a last newline, which must never get into
+# a subject; JSON Schema's dialect has no `\Z`
+Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 Token = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$(?!\n)",
         description="One token of a subject: lower case letters, digits, inner hyphens",
     ),
 ]
