@@ -40,7 +40,9 @@ static int ask(int via, struct child *c, uint32_t kind, int leaf)
     c->at.pid = 0;
     c->sock = pair[0];
     set_nonblock(c->sock);
-    int failed = send_fds(via, c->at.slot, (int[]){pair[1], leaf}, 2);
+    int root = root_fd();
+    int failed = root < 0 || send_fds(via, c->at.slot, (int[]){pair[1], leaf, root}, 3);
+    close(root);
     close(pair[1]);
     if (failed) {
         close(c->sock);
@@ -81,10 +83,9 @@ static void nest_retire(struct nest *n)
 void nests_clear(void)
 {
     for (int i = 0; i < NESTS; i++) {
+        nests[i].broken = true;
         if (nests[i].used && !nests[i].busy)
             nest_retire(&nests[i]);
-        else
-            nests[i].broken = true;
     }
 }
 
@@ -144,7 +145,8 @@ static int hand_over(const struct launch *l, struct place *where)
 int launch(struct launch *l, struct place *where)
 {
     int failed = 0;
-    for (int i = 0; i <= L_STATUS; i++)
+    l->fds[L_ROOT] = root_fd();
+    for (int i = 0; i <= L_ROOT; i++)
         failed |= l->fds[i] < 0;
     if (!failed)
         failed = hand_over(l, where);
@@ -180,6 +182,7 @@ uint64_t spares_refill(uint64_t now, bool at_once)
         if (!at_once && now < last_launch + SPARE_QUIET_NS)
             return last_launch + SPARE_QUIET_NS;
         if (!n->used) {
+            memset(n, 0, sizeof *n);
             if (ask_with_leaf(&n->root, NEST_BIT))
                 return UINT64_MAX;
             n->used = true;
