@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Protocol
 
 from services.edge.drivers.base import (
-    Driver, ExecOutcome, ExecSpec, Exited, Handle, StartSpec, Stream,
+    Driver,
+    ExecOutcome,
+    ExecSpec,
+    Exited,
+    Handle,
+    StartSpec,
+    Stream,
 )  # fmt: skip
 
 

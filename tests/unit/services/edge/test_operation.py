@@ -83,7 +83,7 @@ async def test_a_client_that_comes_back_is_sent_what_it_did_not_confirm() -> Non
     await op.attach("second")
     assert wire.sent == [("second", "o", b"two", "3"), ("second", "o", b"three", "6")]
     await op.finish(b"final")
-    assert wire.sent[-1] == ("second", "x", b"final", None)
+    assert wire.sent[-1] == ("second", "x", b"final", "11")
     wire.sent.clear()
     await op.attach("third")
     assert [s[1:3] for s in wire.sent] == [("o", b"two"), ("o", b"three"), ("x", b"final")]
