@@ -19,7 +19,7 @@ from libdsec._door import Operations
 from libdsec._link import Link
 from libdsec._wire import OpReply, SandboxInfo, SandboxOpRequest, SandboxPage, SandboxQuery
 from libdsec.config import Config
-from libdsec.errors import DSecError, NotFound, SandboxDied, from_wire
+from libdsec.errors import DSecError, NotFound, SandboxDied, Unavailable, from_wire
 
 log = logging.getLogger("libdsec")
 
@@ -40,6 +40,7 @@ class Core:
         self.operations = Operations(self.link)
         self.owned: dict[str, str] = {}
         """uid → project of sandboxes that end with the client."""
+        self._closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self.link.on_refused = self._refused
         self.link.on_denied = self._denied
@@ -64,8 +65,10 @@ class Core:
             if self._background:
                 await asyncio.wait(self._background, timeout=CLOSE_S)
         finally:
+            self._closed = True
             for task in self._background:
                 task.cancel()
+            self.calls.fail_all(Unavailable("the client is closed", retryable=False))
             self.operations.close()
             await self.link.close()
 
@@ -81,7 +84,11 @@ class Core:
                 log.warning("%d sandboxes may be left in %s: %s", len(uids), project, exc)
 
     def background(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Runs ``work`` beyond the call that asked for it."""
+        """Runs ``work`` beyond the call that asked for it. A closed client has already
+        stopped what was its own, and can do no more."""
+        if self._closed:
+            work.close()
+            return
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

@@ -117,10 +117,10 @@ async def create(
     timeout_s: float,
     request_id: str,
     wait: bool,
-    in_job: Sequence[bool],
+    kept: Sequence[bool],
 ) -> list[Made]:
     """The results of one request, in order. Raises where it was refused as a whole.
-    What is not ``in_job`` (one flag an item) ends with the client."""
+    What is not ``kept`` (one flag an item) ends with the client."""
     project = core.config.project
     creation = Creation(request_id, len(specs) * count)
     known = {uid for uid in creation.index_of if uid in core.owned}
@@ -134,7 +134,7 @@ async def create(
     )
     core.link.check_size(body, None)
     for uid, index in creation.index_of.items():
-        if not in_job[index]:
+        if not kept[index]:
             core.owned[uid] = project  # from now on, so that a close meanwhile ends them
     try:
         await _request(core, project, creation, body, timeout_s=timeout_s, wait=wait)

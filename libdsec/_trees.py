@@ -69,7 +69,7 @@ async def download(
     local.mkdir(parents=True, exist_ok=True)
     for name, entry in entries:
         if entry.is_dir:
-            _target(local, name).mkdir(parents=True, exist_ok=True)
+            _folder(local, name)
     work = (
         lambda n=name: files.download(
             f"{remote}/{n}", _target(local, n), user=user, progress=progress
@@ -103,6 +103,13 @@ def _target(local: Path, name: str) -> Path:
     if not target.parent.resolve().is_relative_to(local.resolve()):
         raise InvalidRequest(f"{target} is reached through a link out of {local}")
     return target
+
+
+def _folder(local: Path, name: str) -> None:
+    target = _target(local, name)
+    if target.is_symlink():
+        raise InvalidRequest(f"{target} is a link, not a directory")
+    target.mkdir(parents=True, exist_ok=True)
 
 
 def _link(local: Path, name: str, entry: FileInfo) -> None:

@@ -78,7 +78,7 @@ class DSecRunArgs:
         spec: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is None or (isinstance(value, Mapping | Sequence) and not value):
+            if value is None or (isinstance(value, Mapping | list | tuple) and not value):
                 continue
             spec[item.name] = _plain(item.name, value)
         for name, short in (("cpu_cores_limit", "cpu_cores"), ("memory_limit_mb", "memory")):

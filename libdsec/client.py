@@ -48,7 +48,7 @@ class DSecClient:
     ``url`` (``nats://host:port``, several with commas), ``api_key`` and ``project``
     come from the arguments, from ``DSEC_URL``, ``DSEC_API_KEY``, ``DSEC_PROJECT`` or
     from ``~/.config/dsec/config.toml``. ``async with`` opens and closes. Closing
-    stops the sandboxes that were created here outside of a job.
+    stops the sandboxes that were created here outside of a job, unless ``keep``.
     """
 
     def __init__(
@@ -58,10 +58,12 @@ class DSecClient:
         project: str | None = None,
         *,
         open_timeout: Seconds = OPEN_S,
+        keep: bool = False,
     ) -> None:
         self._config = config.load(url=url, api_key=api_key, project=project)
         self._open_s = seconds(open_timeout, "open_timeout") or OPEN_S
         self._core = Core(self._config)
+        self._keep = keep
         self._opened = False
         self._make_managers()
 
@@ -228,7 +230,7 @@ class DSecClient:
             timeout_s=limit,
             request_id=request_id or _ids.new(),
             wait=wait,
-            in_job=[a.job is not None for a in many] * count,
+            kept=[self._keep or a.job is not None for a in many] * count,
         )
 
     def _sandbox(self, made: Made, args: DSecRunArgs) -> Sandbox:

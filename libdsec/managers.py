@@ -60,7 +60,7 @@ OnProgress = Callable[[float, str], None]
 class _Manager:
     """Requests and reads of one entity."""
 
-    entity = ""
+    _entity = ""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -74,14 +74,14 @@ class _Manager:
     async def _change(
         self, verb: str, message: Any, *, project: str | None = None, **options: Any
     ) -> Any:
-        subject = self._core.calls.req_subject(self._project(project), self.entity, verb)
+        subject = self._core.calls.req_subject(self._project(project), self._entity, verb)
         type_ = options.pop("type_", IamReply)
         return await self._core.calls.change(subject, message, type_, **options)
 
     async def _read(
         self, verb: str, message: Any, type_: Any = IamReply, *, project: str | None = None
     ) -> Any:
-        subject = self._core.calls.get_subject(self._project(project), self.entity, verb)
+        subject = self._core.calls.get_subject(self._project(project), self._entity, verb)
         return await self._core.calls.read(subject, message, type_)
 
 
@@ -105,7 +105,7 @@ def _present(value: Any, what: str) -> Any:
 class Images(_Manager):
     """``client.images``. A name is ``name[:tag]``."""
 
-    entity = "image"
+    _entity = "image"
 
     async def create(
         self,
@@ -171,7 +171,7 @@ class Images(_Manager):
 class Projects(_Manager):
     """``client.projects``. A child project is bounded by all above it."""
 
-    entity = "project"
+    _entity = "project"
 
     async def create(
         self, name: str, *, parent: str | None = None, id: str | None = None
@@ -200,7 +200,7 @@ class Projects(_Manager):
 class Keys(_Manager):
     """``client.keys``. A key is a principal of its own."""
 
-    entity = "key"
+    _entity = "key"
 
     async def create(
         self,
@@ -240,7 +240,7 @@ class Keys(_Manager):
 class Grants(_Manager):
     """``client.grants``: what principals may do, in a project and all below it."""
 
-    entity = "grant"
+    _entity = "grant"
 
     async def create(
         self, principal: str, grants: Sequence[str], *, project: str | None = None
@@ -271,7 +271,7 @@ class Grants(_Manager):
 class Quotas(_Manager):
     """``client.quotas``. A quota bounds a project and all below it together."""
 
-    entity = "quota"
+    _entity = "quota"
 
     async def create(
         self,
@@ -302,7 +302,7 @@ class Quotas(_Manager):
 class Nodes(_Manager):
     """``client.nodes``: the fleet as its probes found it."""
 
-    entity = "node"
+    _entity = "node"
 
     async def list(self) -> Sequence[NodeInfo]:
         """All nodes, with state, capacity, use and backends."""
@@ -335,7 +335,7 @@ class Nodes(_Manager):
 class Audit(_Manager):
     """``client.audit``: the record of every verb, and findings as they are made."""
 
-    entity = "audit"
+    _entity = "audit"
 
     async def list(
         self,

@@ -40,9 +40,8 @@ from msgspec import Meta
 from schemas.base import Message, Uid, Versioned, WireError
 
 HEADER_OFFSET = "Dsec-Offset"
-"""On ``o`` and ``e`` frames (always on those that are sent again): the count of output
-bytes before this frame. What the client has already is to be skipped. On ``x``, where
-present: the count of all output bytes in frames."""
+"""On ``o`` and ``e`` frames: the count of output bytes before this frame. What the client
+has already is to be skipped. On ``x``: the count of all output bytes in frames."""
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -52,7 +51,7 @@ INLINE_BYTES = 64 * 1024
 KEEPALIVE_S = 5.0
 """Longest silence of an operation that lives."""
 
-OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
+OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 UserName = Annotated[str, Meta(min_length=1, max_length=64)]
 

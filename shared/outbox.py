@@ -172,7 +172,10 @@ class Outbox:
             raise
 
     def _stamped(self, row: int, message: Outgoing) -> Outgoing:
-        msg_id = f"{self._db.schema}-{row}"
+        # with the content: a database that starts anew counts its rows anew, and the
+        # bus would take its messages for repetitions
+        content = hashlib.blake2b(message.subject.encode() + message.data, digest_size=8)
+        msg_id = f"{self._db.schema}-{row}-{content.hexdigest()}"
         return Outgoing(message.subject, message.data, message.headers, msg_id)
 
     async def _delete(self, connection: AsyncConnection, ids: list[int]) -> None:
@@ -192,7 +195,7 @@ class Outbox:
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> int:
-        """Sends forgotten rows, oldest first; returns how many."""
+        """Sends forgotten rows, oldest first; returns how many were sent."""
         async with self._db.transaction() as connection:
             result = await connection.execute(
                 text(
@@ -203,7 +206,7 @@ class Outbox:
                 {"age": SWEEP_AFTER_S, "n": SWEEP_ROWS},
             )
             rows = [(i, Outgoing(s, bytes(d), json.loads(h) if h else {})) for i, s, d, h in result]
-            if rows:
-                await self._bus.store([self._stamped(i, m) for i, m in rows])
-                await self._delete(connection, [i for i, _ in rows])
-        return len(rows)
+            stored = await self._store(rows) if rows else []
+            if stored:
+                await self._delete(connection, stored)
+        return len(stored)

@@ -4,8 +4,9 @@ Owns: order, windows, keepalives, what a client that comes back is sent again. D
 not own: what the operation does (verbs), whether it may (door).
 
 Output that the client has not confirmed is kept, at most ``WINDOW_BYTES``: so a client
-whose connection broke attaches again with the same operation id and is sent it again,
-the first frame with the offset it begins at (header ``Dsec-Offset``).
+whose connection broke attaches again with the same operation id and is sent it again.
+Every output frame says at which offset it begins (header ``Dsec-Offset``), the final one
+how much there was: a frame lost on the way is noticed.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Operation:
         self.task: asyncio.Task[None] | None = None
         self.aborted: DsecError | None = None
         self.cancelled = False
+        self.begun = False
         self.claimed = False  # its intent is in the journal
         self.final: bytes | None = None
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
@@ -89,16 +91,17 @@ class Operation:
             except TimeoutError:
                 raise DeadlineExceeded(f"the reader took nothing for {STALL_S:g} s") from None
         async with self._sending:
-            self._unconfirmed.append((self._sent, frame, data))
+            offset = self._sent
+            self._unconfirmed.append((offset, frame, data))
             self._sent += len(data)
             self.streamed[frame] += len(data)
-            await self._send(frame, data)
+            await self._send(frame, data, {HEADER_OFFSET: str(offset)})
 
     async def finish(self, final: bytes) -> None:
         """The final reply; nothing comes after it."""
         async with self._sending:
             self.final = final
-            await self._send("x", final)
+            await self._send("x", final, {HEADER_OFFSET: str(self._sent)})
 
     async def attach(self, reply_to: str) -> None:
         """Answers go to another connection of the same client from here on."""
@@ -107,7 +110,7 @@ class Operation:
             for offset, frame, data in self._unconfirmed:
                 await self._send(frame, data, {HEADER_OFFSET: str(offset)})
             if self.final is not None:
-                await self._send("x", self.final)
+                await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
                 return
             self._input.clear()  # the client sends again what was not taken
             self._queued, self._eof = 0, False

@@ -1,0 +1,28 @@
+"""Which classes have a synchronous face, and the instance attributes it shows."""
+
+from __future__ import annotations
+
+from libdsec import managers
+from libdsec.client import DSecClient
+from libdsec.files import Files
+from libdsec.process import Output, Process
+from libdsec.sandbox import Sandbox
+
+FACES: dict[str, tuple[type, tuple[str, ...]]] = {
+    "Images": (managers.Images, ()),
+    "Projects": (managers.Projects, ()),
+    "Keys": (managers.Keys, ()),
+    "Grants": (managers.Grants, ()),
+    "Quotas": (managers.Quotas, ()),
+    "Nodes": (managers.Nodes, ()),
+    "Audit": (managers.Audit, ()),
+    "Files": (Files, ()),
+    "Output": (Output, ()),
+    "Process": (Process, ("stdout", "stderr")),
+    "Sandbox": (Sandbox, ("uid", "project", "state", "job", "labels", "files")),
+    "DSecClient": (
+        DSecClient,
+        ("images", "projects", "keys", "grants", "quotas", "nodes", "audit"),
+    ),
+}
+"""Public async classes by name, with the instance attributes they show."""

@@ -1,0 +1,41 @@
+"""The tree of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from libdsec.cli import admin, commands, doctor, files, images, sandboxes
+from libdsec.cli.common import connection
+
+app = typer.Typer(
+    name="dsec",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Elastic sandboxes for training and evaluating agents.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(
+    url: Annotated[str | None, typer.Option(help="Server; default DSEC_URL.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Key; default DSEC_API_KEY.")] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", "-p", help="Project; default DSEC_PROJECT.")
+    ] = None,
+) -> None:
+    """Options of the connection come before the command."""
+    connection.url, connection.api_key, connection.project = url, api_key, project
+
+
+for module in (commands, files, sandboxes, doctor):
+    module.register(app)
+app.add_typer(images.app, name="image", help="Images, workspaces and toolkits.")
+app.add_typer(admin.projects, name="project", help="Projects.")
+app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")
+app.add_typer(admin.grants, name="grant", help="What principals may do.")
+app.add_typer(admin.quotas, name="quota", help="Limits of projects.")
+app.add_typer(admin.nodes, name="node", help="The fleet.")
+app.add_typer(admin.audit, name="audit", help="The record of every verb.")

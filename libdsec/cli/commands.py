@@ -1,0 +1,189 @@
+"""``dsec run``, ``exec`` and ``shell``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from libdsec import DSecRunArgs, ExecResult, InvalidRequest, Sandbox
+from libdsec.cli.common import TIMED_OUT, Json, Labels, client, emit, pairs, run
+from libdsec.cli.pump import pump, write_all
+
+RAW = {"allow_interspersed_args": False}
+"""Options end where the command begins: its own are its own."""
+
+Command = Annotated[list[str] | None, typer.Argument(metavar="[CMD]…", show_default=False)]
+Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE")]
+User = Annotated[str | None, typer.Option("--user", "-u")]
+TimeLimit = Annotated[
+    float | None, typer.Option("--timeout", "-t", help="Seconds until the command is killed.")
+]
+Stdin = Annotated[bool, typer.Option("--interactive", "-i", help="Pass our input on.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("run", context_settings=RAW)(run_image)
+    app.command("exec", context_settings=RAW)(execute)
+    app.command("shell")(shell)
+
+
+def run_image(
+    image: Annotated[str, typer.Argument(help="Name of the image, or - with --layer.")],
+    command: Command = None,
+    backend: Annotated[str, typer.Option(help="container, microvm, vm or fake")] = "container",
+    layer: Annotated[list[str] | None, typer.Option(help="Layers, bottom to top.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Cores.")] = None,
+    memory_mb: Annotated[int | None, typer.Option("--memory-mb", "-m")] = None,
+    disk_mb: Annotated[int | None, typer.Option("--disk-mb")] = None,
+    pids: Annotated[int | None, typer.Option(help="Processes and threads.")] = None,
+    env: Env = None,
+    user: User = None,
+    workdir: Annotated[str | None, typer.Option("--workdir", "-w")] = None,
+    idle_stop_s: Annotated[float | None, typer.Option(help="Stop after so long idle.")] = None,
+    deadline_s: Annotated[float | None, typer.Option(help="Stop after so long.")] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="Network rule to allow.")] = None,
+    deny: Annotated[list[str] | None, typer.Option(help="Network rule to deny.")] = None,
+    label: Labels = None,
+    create_timeout: Annotated[float, typer.Option(help="Seconds to wait for it.")] = 120.0,
+    timeout: TimeLimit = None,
+    interactive: Stdin = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave it running.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Runs CMD in a new sandbox of IMAGE, which ends with it. Without CMD, makes a
+    sandbox that stays and prints its id."""
+    wanted = {
+        "backend": backend, "container_image": None if image == "-" else image,
+        "layers": layer, "cpu_cores_limit": cpus, "memory_limit_mb": memory_mb,
+        "disk_limit_mb": disk_mb, "pids_limit": pids, "init_user": user, "workdir": workdir,
+        "ttl_running_stop": idle_stop_s, "deadline_s": deadline_s,
+    }  # fmt: skip
+    rules = dict.fromkeys(allow or (), True) | dict.fromkeys(deny or (), False)
+
+    async def work() -> int | None:
+        args = DSecRunArgs(
+            **{k: v for k, v in wanted.items() if v is not None},  # type: ignore[arg-type]
+            env=pairs(env, "env"),
+            labels=pairs(label, "labels"),
+            network_rules=rules,
+        )
+        stays = keep or not command
+        async with client(keep=stays) as c:
+            sandbox = await c.create(args, timeout=create_timeout)
+            if not command:
+                _announce(sandbox, as_json=as_json)
+                return 0
+            options = {"timeout": timeout}
+            code = await _execute(
+                sandbox, command, stdin=interactive, as_json=as_json, options=options
+            )
+            if not stays:
+                await sandbox.stop()
+            return code
+
+    run(work, as_json=as_json)
+
+
+def _announce(sandbox: Sandbox, *, as_json: bool) -> None:
+    if as_json:
+        emit({"id": sandbox.id, "state": sandbox.state, "node": sandbox.node})
+    else:
+        print(sandbox.id)
+
+
+def execute(
+    id: Annotated[str, typer.Argument(help="The sandbox.")],
+    command: Command = None,
+    cwd: Annotated[str | None, typer.Option("--cwd", "-w")] = None,
+    env: Env = None,
+    user: User = None,
+    timeout: TimeLimit = None,
+    interactive: Stdin = False,
+    as_json: Json = False,
+) -> None:
+    """Runs CMD in a sandbox: one word is a shell line, several are its arguments."""
+
+    async def work() -> int | None:
+        async with client() as c:
+            sandbox = await c.get(id)
+            options = {"cwd": cwd, "env": pairs(env, "env"), "user": user, "timeout": timeout}
+            return await _execute(
+                sandbox, command or ["--"], stdin=interactive, as_json=as_json, options=options
+            )
+
+    run(work, as_json=as_json)
+
+
+async def _execute(
+    sandbox: Sandbox,
+    command: Sequence[str],
+    *,
+    stdin: bool,
+    as_json: bool,
+    options: dict[str, Any],
+) -> int:
+    """The exit code; output goes where ours goes, or into one JSON object."""
+    command = command[1:] if command[0] == "--" else command
+    if not command:
+        raise InvalidRequest("no command", field="command")
+    if as_json:
+        data = sys.stdin.buffer.read() if stdin else None
+        result = await sandbox.exec(*command, stdin=data, **options)
+        emit({**asdict(result), "stdout": result.text, "stderr": result.stderr_text})
+    else:
+        process = await sandbox.spawn(*command, stdin=stdin, **options)
+        result = await pump(process, stdin=stdin)
+        write_all(1, result.stdout)
+        write_all(2, result.stderr)
+    return exit_code(result)
+
+
+def exit_code(result: ExecResult) -> int:
+    """The command's own, or 124 for a time-out."""
+    if result.timed_out:
+        return TIMED_OUT
+    return 1 if result.exit_code is None else result.exit_code
+
+
+def shell(
+    id: Annotated[str, typer.Argument(help="The sandbox.")],
+    session: Annotated[str, typer.Option(help="Name of the session.")] = "main",
+    user: User = None,
+) -> None:
+    """Runs lines in a session of a sandbox: directory, variables and functions persist,
+    also between calls of this command. Line by line: no terminal behind it, so no
+    full-screen programs; Ctrl-C ends the running line."""
+
+    async def work() -> int:
+        import asyncio
+
+        async with client() as c:
+            sandbox = await c.get(id)
+            code = 0
+            while True:
+                line = await asyncio.to_thread(_prompt, f"{sandbox.id}:{session}$ ")
+                if line is None or line.strip() == "exit":
+                    return code
+                if line.strip():
+                    result = await sandbox.run_shell(
+                        line, session=session, user=user, on_output=_show
+                    )
+                    code = exit_code(result)
+
+    run(work)
+
+
+def _prompt(text: str) -> str | None:
+    try:
+        return input(text if sys.stdin.isatty() else "")
+    except EOFError:
+        return None
+
+
+def _show(name: str, data: bytes) -> None:
+    write_all(1 if name == "stdout" else 2, data)

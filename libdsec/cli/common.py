@@ -1,0 +1,147 @@
+"""What all commands share: options, running, output, errors.
+
+Owns: the connection's options, the translation of errors to exit codes, tables and
+JSON. Does not own: any command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from libdsec import DSecClient, DSecError, InvalidRequest
+
+TIMED_OUT = 124
+FAILED = 125
+INTERRUPTED = 130
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Labels = Annotated[
+    list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="May be repeated.")
+]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID…", show_default=False)]
+
+
+@dataclass
+class Connection:
+    """Options of the connection, given before the command."""
+
+    url: str | None = None
+    api_key: str | None = None
+    project: str | None = None
+
+
+connection = Connection()
+
+
+def client(*, keep: bool = True) -> DSecClient:
+    """A client as the options say; sandboxes outlive it unless ``keep`` is false."""
+    return DSecClient(connection.url, connection.api_key, connection.project, keep=keep)
+
+
+def run(work: Callable[[], Coroutine[Any, Any, int | None]], *, as_json: bool = False) -> None:
+    """Runs a command and exits: its code, or 125 with the error on stderr."""
+    try:
+        code = asyncio.run(work()) or 0
+    except DSecError as exc:
+        fail(exc, as_json=as_json)
+    except KeyboardInterrupt:
+        leave(INTERRUPTED)
+    except BrokenPipeError:  # whoever read our output has gone
+        leave(FAILED)
+    else:
+        leave(code)
+
+
+def fail(error: DSecError, *, as_json: bool) -> None:
+    """Prints an error and exits with 125."""
+    if as_json:
+        names = ("code", "message", "field", "retryable", "is_infra", "cause", "retry_after_s")
+        facts = {name: getattr(error, name) for name in names}
+        print(json.dumps({"error": facts}), file=sys.stderr)
+    else:
+        print(f"dsec: {error}", file=sys.stderr)
+    leave(FAILED)
+
+
+def leave(code: int) -> None:
+    """Ends the process now: a thread that waits for input must not hold it."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pass
+    os._exit(code)
+
+
+def pairs(values: Iterable[str] | None, name: str) -> dict[str, str]:
+    """``KEY=VALUE`` options as a mapping. Raises ``InvalidRequest``."""
+    found = {}
+    for value in values or ():
+        key, sign, rest = value.partition("=")
+        if not sign or not key:
+            raise InvalidRequest(f"{value!r} is not KEY=VALUE", field=name)
+        found[key] = rest
+    return found
+
+
+def emit(value: Any) -> None:
+    """One value as JSON on stdout."""
+    print(json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=1, ensure_ascii=False))
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
+    """Rows as JSON, as a table on a terminal, else with tabs between."""
+    if as_json:
+        emit([dict(row) for row in rows])
+        return
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    if not sys.stdout.isatty():
+        for line in ([c.upper() for c in columns], *cells):
+            print("\t".join(line))
+        return
+    from rich.console import Console
+
+    Console().print(rich_table(cells, columns))
+
+
+def rich_table(cells: Sequence[Sequence[str]], columns: Sequence[str]) -> Any:
+    """A table for a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        made.add_column(column.upper(), overflow="fold")
+    for line in cells:
+        made.add_row(*(escape(cell) for cell in line))
+    return made
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ",".join(f"{k}={_cell(v)}" for k, v in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ",".join(_cell(v) for v in value) or "-"
+    return str(value)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
