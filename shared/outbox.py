@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -144,8 +145,15 @@ class Outbox:
             log.exception("outbox: %d left to the sweep", len(rows))
 
     async def _send(self, rows: Sequence[tuple[int, Outgoing]]) -> None:
-        await self._bus.store([self._stamped(i, m) for i, m in rows])
-        self._gone += [i for i, _ in rows]
+        self._gone += await self._store(rows)
+
+    async def _store(self, rows: Sequence[tuple[int, Outgoing]]) -> list[int]:
+        """The ids of the rows that are stored now."""
+        reasons = await self._bus.store_each([self._stamped(i, m) for i, m in rows])
+        failed = [reason for reason in reasons if reason]
+        if failed:
+            log.warning("outbox: %d left to the sweep: %s", len(failed), failed[0])
+        return [i for (i, _), reason in zip(rows, reasons, strict=True) if reason is None]
 
     async def _delete_loop(self) -> None:
         while True:
