@@ -17,8 +17,8 @@ import time
 from libdsec.errors import InvalidRequest
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_ULID = re.compile(r"^[0-7][0-9a-hjkmnp-tv-z]{25}$")
-_TOKEN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+_ULID = re.compile(r"^[0-7][0-9a-hjkmnp-tv-z]{25}\Z")
+_TOKEN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 
 def _encode(value: int) -> str:

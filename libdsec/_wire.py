@@ -24,12 +24,12 @@ HEADER_FRAME = "Dsec-Frame"
 HEADER_OP = "Dsec-Op"
 """Operation id of a frame from client to edge."""
 
-Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
+Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 
 Token = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$(?!\n)",
         description="One token of a subject: lower case letters, digits, inner hyphens",
     ),
 ]
@@ -122,7 +122,8 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
     if not isinstance(exc, msgspec.ValidationError):
         return BadMessage(f"the body is not JSON: {text}")
     message, _, path = text.partition(" - at `")
-    parts = [path.rstrip("`").removeprefix("$").removeprefix(".")]
+    path = path.removeprefix("key` in `").rstrip("`").replace("[...]", "")
+    parts = [path.removeprefix("$").removeprefix(".")]
     if message.startswith("Object "):  # "missing required field `x`"
         parts.append(message.split("`")[1])
     name = ".".join(part for part in parts if part) or None
@@ -326,7 +327,7 @@ INLINE_BYTES = 64 * 1024
 KEEPALIVE_S = 5.0
 """Longest silence of an operation that lives."""
 
-OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
+OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 
@@ -431,7 +432,7 @@ class InfoReply(Versioned, frozen=True):
 
 Grant = Annotated[
     str,
-    Meta(pattern=r"^(\*|[a-z]+\.(\*|[a-z_]+))$", description="entity.verb, entity.* or *"),
+    Meta(pattern=r"^(\*|[a-z]+\.(\*|[a-z_]+))$(?!\n)", description="entity.verb, entity.* or *"),
 ]
 
 Name = Annotated[str, Meta(min_length=1, max_length=63)]
@@ -482,7 +483,7 @@ class KeyCreate(Versioned, frozen=True):
     request_id: str
     name: Name
     grants: list[Grant] = []
-    kind: Annotated[str, Meta(pattern=r"^(user|service|agent|node)$")] = "user"
+    kind: Annotated[str, Meta(pattern=r"^(user|service|agent|node)$(?!\n)")] = "user"
     node: Token | None = None
     expires_in_s: Annotated[float, Meta(gt=0)] | None = None
 
@@ -581,7 +582,7 @@ class NodeCommand(Versioned, frozen=True):
 
     request_id: str
     node: Token
-    verb: Annotated[str, Meta(pattern=r"^(cordon|uncordon|drain)$")] = "cordon"
+    verb: Annotated[str, Meta(pattern=r"^(cordon|uncordon|drain)$(?!\n)")] = "cordon"
 
 class NodeInfo(Message, frozen=True):
     """A node as the watcher sees it. ``state``: ready, cordoned, draining or lost."""

@@ -20,11 +20,13 @@ HEADER_FRAME = "Dsec-Frame"
 HEADER_OP = "Dsec-Op"
 """Operation id of a frame from client to edge."""
 
-Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
+# `(?!\n)`: Python's `$` also matches before a last newline, which must never get into
+# a subject; JSON Schema's dialect has no `\Z`
+Uid = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 Token = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$(?!\n)",
         description="One token of a subject: lower case letters, digits, inner hyphens",
     ),
 ]
@@ -128,7 +130,8 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
     if not isinstance(exc, msgspec.ValidationError):
         return BadMessage(f"the body is not JSON: {text}")
     message, _, path = text.partition(" - at `")
-    parts = [path.rstrip("`").removeprefix("$").removeprefix(".")]
+    path = path.removeprefix("key` in `").rstrip("`").replace("[...]", "")
+    parts = [path.removeprefix("$").removeprefix(".")]
     if message.startswith("Object "):  # "missing required field `x`"
         parts.append(message.split("`")[1])
     name = ".".join(part for part in parts if part) or None

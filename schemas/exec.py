@@ -51,7 +51,7 @@ INLINE_BYTES = 64 * 1024
 KEEPALIVE_S = 5.0
 """Longest silence of an operation that lives."""
 
-OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$", description="ULID, lower case")]
+OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 UserName = Annotated[str, Meta(min_length=1, max_length=64)]
 

@@ -10,7 +10,7 @@ from schemas.base import Message, Token, UnixTime, Versioned
 
 Grant = Annotated[
     str,
-    Meta(pattern=r"^(\*|[a-z]+\.(\*|[a-z_]+))$", description="entity.verb, entity.* or *"),
+    Meta(pattern=r"^(\*|[a-z]+\.(\*|[a-z_]+))$(?!\n)", description="entity.verb, entity.* or *"),
 ]
 Name = Annotated[str, Meta(min_length=1, max_length=63)]
 
@@ -66,7 +66,7 @@ class KeyCreate(Versioned, frozen=True):
     request_id: str
     name: Name
     grants: list[Grant] = []
-    kind: Annotated[str, Meta(pattern=r"^(user|service|agent|node)$")] = "user"
+    kind: Annotated[str, Meta(pattern=r"^(user|service|agent|node)$(?!\n)")] = "user"
     node: Token | None = None
     expires_in_s: Annotated[float, Meta(gt=0)] | None = None
 

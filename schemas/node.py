@@ -85,7 +85,7 @@ class NodeCommand(Versioned, frozen=True):
 
     request_id: str
     node: Token
-    verb: Annotated[str, Meta(pattern=r"^(cordon|uncordon|drain)$")] = "cordon"
+    verb: Annotated[str, Meta(pattern=r"^(cordon|uncordon|drain)$(?!\n)")] = "cordon"
 
 
 class NodeInfo(Message, frozen=True):

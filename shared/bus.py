@@ -198,14 +198,25 @@ class Bus:
         """Publishes to streams; returns when the server has stored them all. Raises
         ``Unavailable`` otherwise: then some may be stored, and ``msg_id`` makes a
         repetition harmless."""
+        failed = [reason for reason in await self.store_each(messages) if reason]
+        if failed:
+            raise Unavailable(f"bus: {len(failed)} not stored: {failed[0]}")
+
+    async def store_each(self, messages: Sequence[Outgoing]) -> list[str | None]:
+        """As :meth:`store`, telling for each message why it was not stored (``None``
+        where it was): one that no stream takes does not speak for its neighbours."""
         for message in messages:
             self.check_size(message)
-        if not self.client.is_connected:
-            raise Unavailable("bus: not connected")
         if self._stored is None:
             self._stored = StoredPublisher(self.client)
+        results: list[str | None] = []
         for start in range(0, len(messages), MAX_PENDING_PUBLISHES):
-            await self._stored.publish(messages[start : start + MAX_PENDING_PUBLISHES])
+            chunk = messages[start : start + MAX_PENDING_PUBLISHES]
+            if self.client.is_connected:
+                results += await self._stored.publish(chunk)
+            else:
+                results += ["not connected"] * len(chunk)
+        return results
 
     def check_size(self, message: Outgoing) -> None:
         """Raises ``InvalidRequest`` (field ``payload``) where the server would end

@@ -119,7 +119,7 @@ class BatchConsumer:
             raise Unavailable(f"consumer {self._name} is silent")
 
     async def _run(self) -> None:
-        while not self._closing:
+        while not self._closing and not self._bus.closed.is_set():
             try:
                 await self._consume()
             except asyncio.CancelledError:
@@ -128,6 +128,9 @@ class BatchConsumer:
                 log.debug("consumer %s rebuilt after %r", self._name, exc)
             except Exception:
                 log.exception("consumer %s rebuilt", self._name)
+            if (task := asyncio.current_task()) and task.cancelling():
+                # nats-py turns a cancel on a closed connection into an error of its own
+                raise asyncio.CancelledError
             if not self._closing:
                 await asyncio.sleep(REBUILD_S)
 
@@ -136,6 +139,7 @@ class BatchConsumer:
             durable=self._name, stream=self._durable.stream
         )
         silent = 0
+        self.last_fetch_at = time.monotonic()  # it is bound: that is a sign of life
         try:
             while not self._closing:
                 try:

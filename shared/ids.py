@@ -11,8 +11,8 @@ import re
 import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32, lower case
-_ULID = re.compile(r"^[0-7][0-9a-hjkmnp-tv-z]{25}$")
-_TOKEN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+_ULID = re.compile(r"^[0-7][0-9a-hjkmnp-tv-z]{25}\Z")
+_TOKEN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 
 def _encode(value: int) -> str:

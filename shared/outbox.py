@@ -8,7 +8,7 @@ that wrote it; the sweep sends what a crash or an outage left.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -38,6 +38,10 @@ SWEEP_S = 1.0
 SWEEP_AFTER_S = 3.0
 """Age at which a row is taken to be forgotten by its writer."""
 SWEEP_ROWS = 500
+SEND_ROWS = 1_000
+"""Rows of one publication: as many as the bus surely stores within its deadline."""
+CLOSE_S = 1.0
+CLOSE_TRIES = 3
 MAX_QUEUED = 50_000
 """Rows that may wait in memory; more are left to the sweep."""
 
@@ -75,11 +79,14 @@ class Outbox:
 
     async def close(self) -> None:
         """Ends; unsent rows stay for the next start."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        tasks = set(self._tasks)
+        for _ in range(CLOSE_TRIES):
+            for task in tasks:
+                task.cancel()
+            if not tasks:
+                return
+            # nats-py's stalled publish turns a cancellation into an error: once more
+            _, tasks = await asyncio.wait(tasks, timeout=CLOSE_S)
 
     async def add(
         self, connection: AsyncConnection, messages: Sequence[Outgoing]
@@ -115,23 +122,37 @@ class Outbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            rows, self._queue = self._queue, []
-            if not rows:
-                continue
-            try:
-                await self._send(rows)
-            except DsecError as exc:
-                log.warning("outbox: %d left to the sweep: %s", len(rows), exc.message)
-            except Exception:
-                log.exception("outbox: %d left to the sweep", len(rows))
+            while self._queue:
+                rows, self._queue = self._queue[:SEND_ROWS], self._queue[SEND_ROWS:]
+                await self._try_send(rows)
+
+    async def _try_send(self, rows: Sequence[tuple[int, Outgoing]]) -> None:
+        try:
+            await self._send(rows)
+        except DsecError as exc:
+            log.warning("outbox: %d left to the sweep: %s", len(rows), exc.message)
+        except Exception:
+            log.exception("outbox: %d left to the sweep", len(rows))
 
     async def _send(self, rows: Sequence[tuple[int, Outgoing]]) -> None:
-        await self._bus.store([self._stamped(i, m) for i, m in rows])
-        async with self._db.transaction() as connection:
-            await self._delete(connection, [i for i, _ in rows])
+        stored = await self._store(rows)
+        if stored:
+            async with self._db.transaction() as connection:
+                await self._delete(connection, stored)
+
+    async def _store(self, rows: Sequence[tuple[int, Outgoing]]) -> list[int]:
+        """The ids of the rows that are stored now."""
+        reasons = await self._bus.store_each([self._stamped(i, m) for i, m in rows])
+        failed = [reason for reason in reasons if reason]
+        if failed:
+            log.warning("outbox: %d left to the sweep: %s", len(failed), failed[0])
+        return [i for (i, _), reason in zip(rows, reasons, strict=True) if reason is None]
 
     def _stamped(self, row: int, message: Outgoing) -> Outgoing:
-        msg_id = f"{self._db.schema}-{row}"
+        # with the content: a database that starts anew counts its rows anew, and the
+        # bus would take its messages for repetitions
+        content = hashlib.blake2b(message.subject.encode() + message.data, digest_size=8)
+        msg_id = f"{self._db.schema}-{row}-{content.hexdigest()}"
         return Outgoing(message.subject, message.data, message.headers, msg_id)
 
     async def _delete(self, connection: AsyncConnection, ids: list[int]) -> None:
@@ -151,7 +172,7 @@ class Outbox:
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> int:
-        """Sends forgotten rows, oldest first; returns how many."""
+        """Sends forgotten rows, oldest first; returns how many were sent."""
         async with self._db.transaction() as connection:
             result = await connection.execute(
                 text(
@@ -162,7 +183,7 @@ class Outbox:
                 {"age": SWEEP_AFTER_S, "n": SWEEP_ROWS},
             )
             rows = [(i, Outgoing(s, bytes(d), json.loads(h) if h else {})) for i, s, d, h in result]
-            if rows:
-                await self._bus.store([self._stamped(i, m) for i, m in rows])
-                await self._delete(connection, [i for i, _ in rows])
-        return len(rows)
+            stored = await self._store(rows) if rows else []
+            if stored:
+                await self._delete(connection, stored)
+        return len(stored)

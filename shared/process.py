@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -14,6 +15,9 @@ import uvloop
 from shared import telemetry
 from shared.errors import DsecError
 from shared.settings import Common, load
+
+CANCEL_S = 2.0
+"""How long a cancelled task may take to end."""
 
 Main = Callable[[asyncio.Event], Awaitable[None]]
 S = TypeVar("S", bound=Common)
@@ -76,6 +80,22 @@ async def _supervised(settings: Common, main: Main) -> None:
     if not work.done():
         logging.getLogger(__name__).error("did not end in %g s", settings.shutdown_s)
         work.cancel()
-        await asyncio.wait({work}, timeout=1.0)
-        return
-    work.result()
+        await asyncio.wait({work}, timeout=CANCEL_S)
+    await _end_others(work)
+    if work.done() and not work.cancelled():
+        work.result()
+
+
+async def _end_others(work: asyncio.Future[None]) -> None:
+    """Cancels what still runs. A task that will not end must not keep the process."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    _, left = await asyncio.wait(others, timeout=CANCEL_S) if others else (set(), set())
+    if left:
+        names = ", ".join(sorted(task.get_name() for task in left))
+        logging.getLogger(__name__).error("left behind at the end: %s", names)
+        failed = work.done() and not work.cancelled() and work.exception() is not None
+        telemetry.shutdown()
+        logging.shutdown()
+        os._exit(1 if failed else 0)

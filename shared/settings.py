@@ -38,12 +38,21 @@ def load(type_: type[T], env: Mapping[str, str] | None = None) -> T:
         if key in env:
             values[name] = env[key]
         elif key + "_FILE" in env:
-            with open(env[key + "_FILE"], encoding="utf-8") as file:
-                values[name] = file.read().strip()
+            values[name] = _secret(key + "_FILE", env[key + "_FILE"])
     try:
         return msgspec.convert(values, type_, strict=False)
     except msgspec.ValidationError as exc:
         message, _, path = str(exc).partition(" - at `$.")
         field = path.rstrip("`") or None
+        if field is None and message.startswith("Object "):  # "missing required field `x`"
+            field, message = message.split("`")[1], "is not set"
         variable = f"{PREFIX}{field.upper()}" if field else "settings"
         raise InvalidRequest(f"{variable}: {message}", field=field) from exc
+
+
+def _secret(variable: str, path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError as exc:
+        raise InvalidRequest(f"{variable}: {exc.strerror}: {path}") from exc

@@ -17,8 +17,6 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from shared.errors import Unavailable
-
 PUBLISH_S = 5.0
 """Longest wait for the acknowledgements of one call."""
 
@@ -40,7 +38,7 @@ class StoredPublisher:
         self._client = client
         self._prefix = ""
         self._next = 0
-        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._waiting: dict[str, asyncio.Future[str | None]] = {}
         self._subscribing = asyncio.Lock()
 
     @property
@@ -48,22 +46,24 @@ class StoredPublisher:
         """Messages whose acknowledgement is awaited now."""
         return len(self._waiting)
 
-    async def publish(self, messages: Sequence[Outgoing]) -> None:
-        """Returns when all are stored; raises ``Unavailable`` otherwise."""
-        tokens: list[str] = []
+    async def publish(self, messages: Sequence[Outgoing]) -> list[str | None]:
+        """For each message ``None`` once it is stored, else why it was not. One that
+        got no answer in time may be stored all the same."""
+        futures: dict[str, asyncio.Future[str | None]] = {}
+        late = "no acknowledgement"
         try:
             async with asyncio.timeout(PUBLISH_S):
                 await self._subscribe()
-                futures = [await self._send(message, tokens) for message in messages]
-                results = await asyncio.gather(*futures, return_exceptions=True)
+                for message in messages:
+                    await self._send(message, futures)
+                await asyncio.wait(futures.values())
         except (NatsError, TimeoutError, OSError) as exc:
-            raise Unavailable(f"bus: not stored: {exc or type(exc).__name__}") from exc
+            late = str(exc) or type(exc).__name__
         finally:
-            for token in tokens:
+            for token in futures:
                 self._waiting.pop(token, None)
-        failed = [result for result in results if isinstance(result, BaseException)]
-        if failed:
-            raise Unavailable(f"bus: {len(failed)} not stored: {failed[0]}") from failed[0]
+        results = [f.result() if f.done() else late for f in futures.values()]
+        return results + [late] * (len(messages) - len(results))
 
     async def _subscribe(self) -> None:
         async with self._subscribing:
@@ -72,30 +72,24 @@ class StoredPublisher:
                 await self._client.subscribe(f"{prefix}.*", cb=self._acknowledged)
                 self._prefix = prefix
 
-    async def _send(self, message: Outgoing, tokens: list[str]) -> asyncio.Future[None]:
+    async def _send(
+        self, message: Outgoing, futures: dict[str, asyncio.Future[str | None]]
+    ) -> None:
         headers = dict(message.headers)
         if message.msg_id:
             headers["Nats-Msg-Id"] = message.msg_id
         self._next += 1
         token = str(self._next)
-        tokens.append(token)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = future
+        futures[token] = self._waiting[token] = asyncio.get_running_loop().create_future()
         reply = f"{self._prefix}.{token}"
         await self._client.publish(
             message.subject, message.data, reply=reply, headers=headers or None
         )
-        return future
 
     async def _acknowledged(self, msg: Msg) -> None:
         future = self._waiting.get(msg.subject.rpartition(".")[2])
-        if future is None or future.done():
-            return
-        reason = refusal(msg)
-        if reason is None:
-            future.set_result(None)
-        else:
-            future.set_exception(Unavailable(f"bus: {reason}"))
+        if future is not None and not future.done():
+            future.set_result(refusal(msg))
 
 
 def refusal(msg: Msg) -> str | None:

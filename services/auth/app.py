@@ -14,6 +14,7 @@ from services.auth.handlers import Requests
 from services.auth.iam import IamDoor
 from services.auth.kick import Kicker
 from services.auth.reads import Reads
+from services.auth.reconcile import Reconciler
 from services.auth.releases import Releases
 from services.auth.settings import Settings
 from shared import inbox
@@ -54,6 +55,7 @@ class App:
         self.releases = BatchConsumer(
             self.bus, _durable("auth_releases"), Releases(self.db).handle
         )
+        self.reconciler = Reconciler(settings, db=self.db, bus=self.bus)
         self.health = Health("auth")
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
@@ -73,6 +75,7 @@ class App:
         await self.reads.start()
         self.requests.start()
         self.releases.start()
+        self.reconciler.start()
         self._pruning = asyncio.create_task(self._prune(), name="prune")
         log.info("ready")
 
@@ -82,6 +85,7 @@ class App:
             self._pruning.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._pruning
+        await self.reconciler.close()
         await asyncio.gather(self.reads.close(), self.requests.close(), self.releases.close())
         await self.records.close()
         await self.callout.close()

@@ -16,7 +16,7 @@ from schemas.audit import Access
 from schemas.subjects import ANONYMOUS
 
 MAX_ID = 64
-_INBOX = re.compile(r"^_INBOX\.[A-Za-z0-9._-]{1,200}$")
+_INBOX = re.compile(r"^_INBOX\.[A-Za-z0-9._-]{1,200}\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ Owns: making them once, and handing their secrets over in one file that only its
 reads. Does not own: anything later (that is done over the bus, as everyone does it).
 
 Repeating it changes nothing and writes the same secrets again: a key's text is a
-function of its id and the account's seed (:mod:`services.auth.tokens`).
+function of its id and the account's seed (:mod:`services.auth.tokens`). After a change
+of the seed it makes new keys beside the old ones, which are then to be revoked.
 """
 
 from __future__ import annotations
@@ -87,8 +88,13 @@ async def _key(
     kind: str, grants: list[str], node: str | None, secret: bytes,
 ) -> str:  # fmt: skip
     for key in await iam_store.keys_below(connection, project):
-        if (key.project, key.name, key.kind, key.revoked) == (project, name, kind, False):
-            return tokens.derive(secret, key.principal, key.id)
+        if (key.project, key.name, key.kind, key.revoked) != (project, name, kind, False):
+            continue
+        text = tokens.derive(secret, key.principal, key.id)
+        found = await iam_store.identity(connection, key.principal)
+        if found and any(tokens.matches(text, stored) for stored, _ in found.keys):
+            return text
+        # made with another seed: it stays valid, but nobody can tell its text
     info = KeyInfo(
         id=ids.new(), principal=ids.new(), name=name, kind=kind, project=project,
         grants=grants, created_at=time.time(),

@@ -3,9 +3,11 @@
 Owns: judging a credential and compiling its permissions. Does not own: their meaning
 (:mod:`services.auth.permissions`), the JWTs' form (:mod:`services.auth.natsjwt`).
 
-A refused client learns only that; the log says why, without the credential. While the
-database is away there is no answer at all: the server then ends the attempt as timed
-out, which a client takes for an outage, not for a bad key.
+A refused client learns only that; the log says why, without the credential. Each
+connect reads the database, so a change counts at once. While the database is away,
+who was let in of late is let in again: edges and trainers whose connections break then
+need no database to go on. A stranger has to wait; the server calls that a violation
+too, so clients repeat a refused connect for a while before they believe it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -27,18 +32,46 @@ from services.auth.natsjwt import (
     Signer,
     read_request,
 )  # fmt: skip
-from services.auth.oidc import OidcUser, Verifier
 from services.auth.settings import Settings
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.db import Database
 from shared.errors import DsecError, Unauthenticated, Unavailable
 
+if TYPE_CHECKING:
+    from services.auth.oidc import OidcUser, Verifier
+
 log = logging.getLogger(__name__)
 
 QUEUE = "auth"
+KNOWN = 10_000
 MAX_WAITING = 16_384
 """Connection requests that may wait; the server drops those that waited too long."""
+
+
+class LastKnown:
+    """The last identities that were read, for times without a database. At most
+    ``KNOWN`` of them, none older than ``max_age_s``."""
+
+    def __init__(self, max_age_s: float) -> None:
+        self._max_age_s = max_age_s
+        self._known: OrderedDict[str, tuple[float, Identity]] = OrderedDict()
+
+    def put(self, identity: Identity, now: float) -> None:
+        """Remembers what was read at ``now``."""
+        self._known[identity.principal] = (now, identity)
+        self._known.move_to_end(identity.principal)
+        if len(self._known) > KNOWN:
+            self._known.popitem(last=False)
+
+    def get(self, principal: str, now: float) -> Identity | None:
+        """What was read of late."""
+        at, identity = self._known.get(principal, (-math.inf, None))
+        return identity if now - at <= self._max_age_s else None
+
+    def forget(self, principal: str) -> None:
+        """The database says that there is no such principal."""
+        self._known.pop(principal, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +91,8 @@ class Callout:
         self._bus = bus
         self._clock = clock
         self._signer = Signer(settings.auth_account_seed, account=settings.auth_account)
-        self._verifier = Verifier(settings) if settings.oidc_issuer else None
+        self._verifier = _verifier(settings)
+        self._known = LastKnown(settings.auth_last_known_s)
         self._slots = asyncio.Semaphore(settings.auth_connects)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -136,8 +170,7 @@ class Callout:
         raise Unauthenticated("no credential of a known form")
 
     async def _by_key(self, key: tokens.ApiKey, now: float) -> Admitted:
-        async with self._db.transaction() as connection:
-            identity = await iam_store.identity(connection, key.principal)
+        identity = await self._identity(key.principal, now)
         for stored, end in identity.keys if identity else ():
             if tokens.matches(key.text, stored):
                 if end is not None and end <= now:
@@ -145,6 +178,21 @@ class Callout:
                 assert identity is not None
                 return Admitted(identity, end)
         raise Unauthenticated(f"no valid key of {key.principal}")
+
+    async def _identity(self, principal: str, now: float) -> Identity | None:
+        try:
+            async with self._db.transaction() as connection:
+                identity = await iam_store.identity(connection, principal)
+        except Unavailable:
+            identity = self._known.get(principal, now)
+            if identity is None:
+                raise
+            return identity
+        if identity is None:
+            self._known.forget(principal)
+        else:
+            self._known.put(identity, now)
+        return identity
 
     async def _by_token(self, user: OidcUser) -> Admitted:
         """The token's principal, with its claims as they are now. Written only where
@@ -166,3 +214,11 @@ class Callout:
             identity = await iam_store.identity(connection, user.principal)
         assert identity is not None
         return Admitted(identity, user.expires_at)
+
+
+def _verifier(settings: Settings) -> Verifier | None:
+    if not settings.oidc_issuer:
+        return None
+    from services.auth.oidc import Verifier  # ten megabytes that most systems can do without
+
+    return Verifier(settings)

@@ -34,7 +34,8 @@ class Refusal(msgspec.Struct, array_like=True):
 @dataclass(slots=True)
 class Create:
     """A create request, judged. ``spec_of[i]`` is the index of item *i*'s spec in
-    ``specs``, or -1 where ``refused[i]`` says why not."""
+    ``specs``, or -1 where ``refused[i]`` says why not. ``projects``: its project and
+    the ancestors, nearest first."""
 
     project: str
     principal: str
@@ -44,6 +45,7 @@ class Create:
     spec_of: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     refused: dict[int, WireError] = field(default_factory=dict)
+    projects: list[str] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -143,4 +145,5 @@ def pieces(
             request_id=create.request.request_id, total=create.total,
             specs=[create.specs[s] for s in specs], items=items,
             expires_at=expires_at, reply_to=reply_to, trace=trace,
+            projects=create.projects,
         )  # fmt: skip

@@ -88,24 +88,24 @@ class Requests:
 
     async def _judge(self, connection: AsyncConnection, entries: Sequence[Entry]) -> None:
         live = [e for e in entries if e.error is None]
-        paths = await store.paths(connection, {e.ask.project for e in live})
-        for entry in live:
-            if entry.ask.project not in paths:
-                entry.error = NotFound(f"no project {entry.ask.project}", field="project")
-        live = [e for e in live if e.error is None]
         firsts: dict[str, Entry] = {}
         for entry in live:
             firsts.setdefault(entry.key, entry)
-        new = await store.remember(connection, [e.row() for e in firsts.values()])
+        new, paths = await store.remember(connection, [e.row() for e in firsts.values()])
+        for entry in live:
+            if entry.ask.project not in paths:
+                entry.error = NotFound(f"no project {entry.ask.project}", field="project")
+            elif entry.create is not None:
+                entry.create.projects = list(reversed(paths[entry.ask.project]))
         known = await store.remembered(connection, firsts.keys() - new)
         for key, entry in firsts.items():
-            if key not in new:
+            if key not in new and entry.error is None:
                 _repeat(entry, known.get(key))
         fresh = [(e, e.create) for k, e in firsts.items() if k in new and e.create is not None]
         if fresh:
             await self._charge(connection, fresh, paths)
         for entry in live:
-            if entry is not firsts[entry.key]:
+            if entry is not firsts[entry.key] and entry.error is None:
                 _same_batch(entry, firsts[entry.key], known.get(entry.key))
 
     async def _charge(
@@ -125,10 +125,10 @@ class Requests:
                 entry.error = NotFound(f"no project {entry.ask.project}", field="project")
                 continue
             refusals[entry.key] = self._admit(create, path, accounts, rows)
-        taken = await store.charge(connection, rows)
+        taken = await store.charge(connection, rows, list(accounts.values()))
         if taken:
             self._hand_back(taken, rows, fresh, paths, accounts, refusals)
-        await store.save_accounts(connection, accounts.values())
+            await store.save_accounts(connection, accounts.values())
         for entry, create in fresh:
             create.refuse(refusals.get(entry.key, ()))
         stored = {k: refusals_to(r) for k, r in refusals.items() if r}
@@ -159,18 +159,19 @@ class Requests:
         return refusals
 
     def _hand_back(
-        self, taken: frozenset[str], rows: Iterable[store.ChargeRow],
+        self, taken: store.Owned, rows: Iterable[store.ChargeRow],
         fresh: Sequence[tuple[Entry, Create]], paths: dict[str, tuple[str, ...]],
         accounts: dict[str, Account], refusals: dict[str, list[Refusal]],
     ) -> None:  # fmt: skip
         """A uid made from one request's id may be another request's id."""
         for row in rows:
-            if row.uid in taken:
+            if (row.uid, row.request) in taken:
                 give_back(accounts, paths[row.project], row.cost, 1)
         error = to_wire(Conflict("the uid is another request's sandbox", field="request_id"))
         for entry, create in fresh:
+            request = create.request.request_id
             for index in range(create.total):
-                if create.uid(index) in taken and create.spec_of[index] >= 0:
+                if (create.uid(index), request) in taken:
                     refusals[entry.key].append(Refusal(index, index + 1, error))
 
 

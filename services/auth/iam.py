@@ -101,10 +101,11 @@ class IamDoor:
         row = store.RequestRow(key, ask.project, ask.principal, ask.grant, digest)
         async with self._db.transaction() as connection:
             await iam_store.lock_changes(connection)
-            path = (await store.paths(connection, [ask.project])).get(ask.project)
+            new, paths = await store.remember(connection, [row])
+            path = paths.get(ask.project)
             if path is None:
                 raise NotFound(f"no project {ask.project}", field="project")
-            if not await store.remember(connection, [row]):
+            if not new:
                 known = (await store.remembered(connection, [key]))[key]
                 done = _again(row, known)
             else:

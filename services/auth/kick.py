@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -27,7 +26,11 @@ log = logging.getLogger(__name__)
 
 CONNZ = "$SYS.REQ.SERVER.PING.CONNZ"
 ANSWER_S = 0.5
-"""Servers that have not answered by then have nothing to tell."""
+"""Longest wait for the first server's answer."""
+QUIET_S = 0.1
+"""Servers that answer later than this after another one are missed."""
+AT_ONCE = 32
+"""Principals looked for at a time."""
 GRACE_S = 0.1
 """Between an answer on its way and the end of its receiver's connection."""
 MAX_WAITING = 1_024
@@ -109,14 +112,18 @@ class Kicker:
     async def _drop(self, principals: set[str]) -> None:
         await self._bus.client.flush(timeout=FLUSH_S)  # the answer is with the server
         system = await self._connected()
-        dropped = 0
-        for principal in sorted(principals):
-            async for server, cid in self._connections(system, principal):
+        slots = asyncio.Semaphore(AT_ONCE)
+        counts = await asyncio.gather(*(self._drop_one(system, p, slots) for p in principals))
+        log.info("%d connections of %d principals dropped", sum(counts), len(principals))
+
+    async def _drop_one(self, system: Client, principal: str, slots: asyncio.Semaphore) -> int:
+        async with slots:
+            found = await self._connections(system, principal)
+            for server, cid in found:
                 # a kick without a reply subject is ignored by the server
                 subject = f"$SYS.REQ.SERVER.{server}.KICK"
                 await system.request(subject, encode({"cid": cid}), timeout=FLUSH_S)
-                dropped += 1
-        log.info("%d connections of %d principals dropped", dropped, len(principals))
+        return len(found)
 
     async def _connected(self) -> Client:
         if self._system is None or self._system.is_closed:
@@ -129,25 +136,25 @@ class Kicker:
             )  # fmt: skip
         return self._system
 
-    async def _connections(
-        self, system: Client, principal: str
-    ) -> AsyncIterator[tuple[str, int]]:
+    async def _connections(self, system: Client, principal: str) -> list[tuple[str, int]]:
         """``(server, connection)`` of a principal on every server."""
         query = {"auth": True, "user": principal, "limit": PAGE}
+        found = []
         inbox = system.new_inbox()
         answers = await system.subscribe(inbox)
         try:
             await system.publish(CONNZ, encode(query), reply=inbox)
-            end = time.monotonic() + ANSWER_S
-            while (left := end - time.monotonic()) > 0:
-                try:
-                    message = await answers.next_msg(timeout=left)
-                except TimeoutError:
-                    return
+            wait_s = ANSWER_S
+            while True:
+                message = await answers.next_msg(timeout=wait_s)
                 page = _page.decode(message.data)
-                for connection in page.data.connections:
-                    if connection.authorized_user == principal:
-                        yield page.server.id, connection.cid
+                found += [
+                    (page.server.id, c.cid) for c in page.data.connections
+                    if c.authorized_user == principal
+                ]  # fmt: skip
+                wait_s = QUIET_S
+        except TimeoutError:  # that was all
+            return found
         finally:
             await answers.unsubscribe()
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import msgspec
-
 from schemas.iam import Limits
 from services.auth.delegation import known, uncovered
 from shared.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded
@@ -81,18 +79,6 @@ def quota_within(limits: Limits, ancestors: Mapping[str, Limits], *, field: str)
                     field=f"{field}.{name}",
                     details={"project": project, "limit": most},
                 )
-
-
-def effective_limits(chain: Iterable[Limits]) -> Limits:
-    """The tightest of each limit along a chain of projects."""
-    result = Limits()
-    for limits in chain:
-        tighter = {}
-        for name in DIMENSIONS:
-            values = [v for v in (getattr(result, name), getattr(limits, name)) if v is not None]
-            tighter[name] = min(values) if values else None
-        result = msgspec.structs.replace(result, **tighter)
-    return result
 
 
 def may_delete_project(*, children: int, sandboxes: int, is_root: bool) -> None:

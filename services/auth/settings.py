@@ -22,6 +22,8 @@ class Settings(Common, kw_only=True):
 
     auth_session_s: float = 3_600.0
     """A connection's life; the SDK reconnects and gets its permissions anew."""
+    auth_last_known_s: float = 900.0
+    """How long an identity that was read serves while the database is away."""
     auth_max_subjects: int = 20_000
     """Entries in one user's permissions (about 60 bytes each)."""
     auth_connects: int = 64
@@ -40,6 +42,13 @@ class Settings(Common, kw_only=True):
     """Levels of projects."""
     auth_request_keep_s: float = 30 * 86_400.0
     """How long a request id is remembered."""
+    auth_reconcile_s: float = 60.0
+    """Between two looks at old charges."""
+    auth_charge_check_s: float = 600.0
+    """Age at which a charge is compared with its sandbox's state."""
+    auth_charge_unknown_s: float = 25 * 3_600.0
+    """Age at which a charge goes whose sandbox the scheduler never heard of: longer
+    than a command may wait in its stream."""
 
     oidc_issuer: str | None = None
     oidc_audience: str | None = None

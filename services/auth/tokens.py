@@ -15,7 +15,7 @@ import hmac
 import re
 from dataclasses import dataclass
 
-_KEY = re.compile(r"^dsec_([0-7][0-9a-hjkmnp-tv-z]{25})_([A-Za-z0-9_-]{32,128})$")
+_KEY = re.compile(r"^dsec_([0-7][0-9a-hjkmnp-tv-z]{25})_([A-Za-z0-9_-]{32,128})\Z")
 
 
 @dataclass(frozen=True, slots=True)

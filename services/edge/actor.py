@@ -36,7 +36,7 @@ from shared.errors import (
     Internal,
     Unavailable,
     Unsupported,
-)  # fmt: skip
+)
 from shared.wire import to_wire
 
 log = logging.getLogger(__name__)

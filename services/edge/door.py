@@ -38,7 +38,7 @@ from services.edge.observer import Observer
 from services.edge.operation import Operation
 from services.edge.supervisor import Supervisor
 from services.edge.verbs import VERBS, Verb
-from shared import ids, telemetry
+from shared import ids, lifecycle, telemetry
 from shared.bus import HEADER_BYTES, Bus
 from shared.clock import Clock
 from shared.errors import (
@@ -48,8 +48,9 @@ from shared.errors import (
     Internal,
     InvalidRequest,
     NotFound,
+    SandboxDied,
     Unavailable,
-)  # fmt: skip
+)
 from shared.wire import bad_message, to_wire
 
 log = logging.getLogger(__name__)
@@ -156,6 +157,7 @@ class Door:
             clock=self._clock,
         )  # fmt: skip
         self._running[key] = op
+        sandbox.enter(op, op.abort)
         trace = (msg.headers or {}).get(HEADER_TRACE)
         op.task = self._spawn(self._perform(op, sandbox, verb, request, msg.data, trace))
 
@@ -165,7 +167,6 @@ class Door:
         self, op: Operation, sandbox: Sandbox, verb: Verb, request: Any, body: bytes,
         trace: str | None,
     ) -> None:  # fmt: skip
-        sandbox.enter(op, op.abort)
         error: DsecError | None = None
         reply: Any = None
         try:
@@ -173,6 +174,8 @@ class Door:
                 reply = await self._once(op, sandbox, verb, request)
         except asyncio.CancelledError:
             error, reply = self._cut_short(op, verb)
+        except SandboxDied as exc:
+            error = _death(exc, sandbox)
         except DsecError as exc:
             error = exc
         except Exception as exc:
@@ -192,8 +195,10 @@ class Door:
             uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
             row = await self._journal.run(lambda db: records.begin_exec(db, uid, op_id, hash_, now))
             if row is not None:
+                op.begun = True
                 return _repeated(row, op, verb)
             op.claimed = True
+        op.begun = True
         return await verb.run(sandbox, request, op)
 
     def _cut_short(self, op: Operation, verb: Verb) -> tuple[DsecError | None, Any]:
@@ -227,7 +232,7 @@ class Door:
                 changes.append(records.exec_ended(*key, _recorded(op, reply, final)))
         await op.finish(final)
         self._running.pop(key, None)
-        if not _did_not_begin(error):
+        if op.begun and not _did_not_begin(error):
             self._finished.put(key, op)
         self._record(op.call, body, error, changes)
 
@@ -272,8 +277,13 @@ class Door:
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the door: %r", task.exception(), exc_info=task.exception())
 
     async def _tick(self) -> None:
         while True:
@@ -285,6 +295,15 @@ class Door:
 
 def _full(text: str) -> Unavailable:
     return Unavailable(f"the door is full: {text}", retry_after_s=RETRY_AFTER_S)
+
+
+def _death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
+    """What the command saw, named by what the edge knows of the sandbox's end."""
+    if sandbox.ending is not None:
+        return sandbox.ending.death()
+    if error.cause is not None:
+        error.is_infra = lifecycle.is_infra(error.cause)
+    return error
 
 
 def _did_not_begin(error: DsecError | None) -> bool:

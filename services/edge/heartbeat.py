@@ -95,7 +95,7 @@ class Presence:
     async def _joins(self, bus: Bus, consumer: BatchConsumer) -> None:
         """Joins at the start, after every reconnect (the bus may have lost the node's
         queue) and when the queue falls silent."""
-        reconnects = _Changed(lambda: bus.client.stats["reconnects"])
+        reconnects = _Changed(lambda: bus.reconnects)
         while True:
             self.joined = False
             try:

@@ -50,6 +50,7 @@ class Operation:
         self.task: asyncio.Task[None] | None = None
         self.aborted: DsecError | None = None
         self.cancelled = False
+        self.begun = False
         self.claimed = False  # its intent is in the journal
         self.final: bytes | None = None
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}

@@ -22,7 +22,7 @@ from shared.errors import (
     PolicyDenied,
     Unavailable,
     Unsupported,
-)  # fmt: skip
+)
 
 DEFAULT_USER = "root"
 DEFAULT_WORKDIR = "/"

@@ -164,16 +164,11 @@ class Supervisor:
         decided = _Decided()
         uids = [uid for command in commands for uid in _uids(command)]
         decided.buried = await self._journal.run(lambda db: records.find_tombstones(db, uids))
-        for command in commands:
-            if isinstance(command, EdgeStart):
-                for item in command.starts:
-                    self._judge_start(command, item, decided)
-            else:
-                for op in command[1].items:
-                    self._judge_op(command[0], op, decided)
         try:
+            for command in commands:
+                self._judge(command, decided)
             await self._journal.write(*decided.changes)
-        except Unavailable:
+        except BaseException:
             for sandbox in decided.added:
                 self._gone(sandbox)
             raise
@@ -181,6 +176,15 @@ class Supervisor:
             action()
         if decided.observations:
             await self._observer.emit(decided.observations)
+
+    def _judge(self, command: Command, decided: _Decided) -> None:
+        if isinstance(command, EdgeStart):
+            for start in command.starts:
+                self._judge_start(command, start, decided)
+            return
+        verb, message = command
+        for item in message.items:
+            self._judge_op(verb, item, decided)
 
     def _judge_start(self, message: EdgeStart, item: StartItem, decided: _Decided) -> None:
         present = self.sandboxes.get(item.uid)

@@ -20,7 +20,7 @@ from schemas.exec import (
     FileRequest,
     InfoReply,
     InfoRequest,
-)  # fmt: skip
+)
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import ExecSpec, FileInfo, Files, Handle
 from services.edge.operation import Operation

@@ -13,7 +13,7 @@ from schemas.burst import BurstPlan
 from schemas.iam import IamQuery
 from schemas.node import Heartbeat, JoinRequest
 from schemas.sandbox import SandboxQuery
-from schemas.subjects import DURABLES, EDGE_DURABLE, hb, join, rpc
+from schemas.subjects import EDGE_DURABLE, durable, hb, join, rpc
 from services.scheduler import nodes
 from services.scheduler.creates import Creates
 from services.scheduler.fleet import Fleet
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5
 """Between looks whether the connection is a new one."""
 QUEUE = "scheduler"
-_DURABLES = {d.name: d for d in DURABLES}
 
 
 class App:
@@ -58,10 +57,8 @@ class App:
         self.watcher = Watcher(settings, self.db, self.load, connected=self._connected)
         self.reconciler = Reconciler(self.work, self.db)
         self.consumers = [
-            BatchConsumer(self.bus, _DURABLES["scheduler_commands"], self.handlers.commands),
-            BatchConsumer(
-                self.bus, _DURABLES["scheduler_observations"], self.handlers.observations
-            ),
+            BatchConsumer(self.bus, durable("scheduler_commands"), self.handlers.commands),
+            BatchConsumer(self.bus, durable("scheduler_observations"), self.handlers.observations),
         ]
         self.health = Health("scheduler")
         self._topology: asyncio.Task[None] | None = None
@@ -163,6 +160,6 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
     app = App(settings)
     try:
         await app.start()
-        await stop.wait()
+        await app.bus.serve(stop)
     finally:
         await app.close()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from schemas.base import WireError, encode
 from schemas.sandbox import CreateCommand, CreateItem, ResolvedSpec, SandboxSpec
-from services.scheduler import decide, sending, store
+from services.scheduler import decide, requests, sending, store
 from services.scheduler.images import Answer
-from services.scheduler.model import Sandbox
+from services.scheduler.model import Sandbox, event_of
 from services.scheduler.placement import amounts
 from services.scheduler.sending import SpecKey
 from services.scheduler.work import Unit, Work
@@ -23,7 +24,33 @@ from shared.lifecycle import REQUESTED
 MAX_ITEMS = 4096
 """Sandboxes of one transaction; a larger batch becomes several."""
 
-Item = tuple[CreateCommand, CreateItem]
+Answers = Mapping[SpecKey, Answer]
+
+
+class Item(NamedTuple):
+    """One sandbox of a command. ``key`` names its spec within the whole request: by
+    the first item that has it, because a request may come in several commands, each
+    with its own numbering. ``spec`` is ``None`` where auth refused the item."""
+
+    command: CreateCommand
+    item: CreateItem
+    key: SpecKey
+    spec: SandboxSpec | None
+
+    @property
+    def uid(self) -> str:
+        return self.item.uid
+
+
+def items_of(command: CreateCommand) -> Iterator[Item]:
+    """The items of a command with their specs."""
+    first: dict[int, int] = {}
+    for item in command.items:
+        if 0 <= item.spec < len(command.specs):
+            key = (command.request_id, first.setdefault(item.spec, item.index))
+            yield Item(command, item, key, command.specs[item.spec])
+        else:
+            yield Item(command, item, (command.request_id, -1), None)
 
 
 class Creates:
@@ -34,61 +61,50 @@ class Creates:
 
     async def handle(self, commands: Sequence[CreateCommand]) -> None:
         """Creates what is new, answers what is not. Safe to repeat at any point."""
-        items = ((command, item) for command in commands for item in command.items)
+        items = (item for command in commands for item in items_of(command))
         for portion in _portions(items, MAX_ITEMS):
             await self._handle(portion)
 
     async def _handle(self, items: Sequence[Item]) -> None:
         answers = await self._resolve(items)
         async with self._work.unit() as unit:
-            await store.put_requests(unit.connection, [c for c, _ in items])
-            existing = {
-                r.uid: r for r in await store.find(unit.connection, [i.uid for _, i in items])
-            }
-            new = [(c, i) for c, i in items if i.uid not in existing]
+            await requests.put_requests(unit.connection, [i.command for i in items])
+            existing = {r.uid: r for r in await store.find(unit.connection, [i.uid for i in items])}
+            new = [i for i in items if i.uid not in existing]
             await self._put_specs(unit, new, answers)
             now = time.time()
-            for command, item in new:
-                if item.uid not in unit.changes.rows:
-                    self._create(unit, command, item, answers, now)
+            for item in new:
+                if item.uid not in unit.changes.rows:  # twice in one batch
+                    self._create(unit, item, answers, now)
             again = await self._repeated(unit, items, existing, now)
             unit.replies += sending.create_replies(again)
 
-    async def _resolve(self, items: Sequence[Item]) -> dict[SpecKey, Answer]:
-        wanted: dict[SpecKey, tuple[SandboxSpec, list[str]]] = {}
-        for command, item in items:
-            if item.refused is None and 0 <= item.spec < len(command.specs):
-                key = (command.request_id, item.spec)
-                if key not in wanted:
-                    projects = command.projects or [command.project]
-                    wanted[key] = (command.specs[item.spec], projects)
+    async def _resolve(self, items: Sequence[Item]) -> Answers:
+        wanted = {
+            i.key: (i.spec, i.command.projects or [i.command.project])
+            for i in items
+            if i.spec is not None and i.item.refused is None
+        }
         return await self._work.images.resolve(wanted) if wanted else {}
 
-    async def _put_specs(
-        self, unit: Unit, items: Sequence[Item], answers: dict[SpecKey, Answer]
-    ) -> None:
+    async def _put_specs(self, unit: Unit, items: Sequence[Item], answers: Answers) -> None:
         bodies: dict[SpecKey, tuple[bytes, bool]] = {}
-        for command, item in items:
-            key = (command.request_id, item.spec)
-            if key in bodies or not 0 <= item.spec < len(command.specs):
+        for item in items:
+            if item.key in bodies or item.spec is None:
                 continue
-            spec = command.specs[item.spec]
-            body, _ = answers.get(key, (None, None))
-            bodies[key] = (body or encode(ResolvedSpec(spec=spec)), body is not None)
+            body, _ = answers.get(item.key, (None, None))
+            bodies[item.key] = (body or encode(ResolvedSpec(spec=item.spec)), body is not None)
             if body is not None:
-                unit.bodies[key], unit.specs[key] = body, spec
-        await store.put_specs(unit.connection, bodies)
+                unit.bodies[item.key], unit.specs[item.key] = body, item.spec
+        await requests.put_specs(unit.connection, bodies)
 
-    def _create(
-        self, unit: Unit, command: CreateCommand, item: CreateItem,
-        answers: dict[SpecKey, Answer], now: float,
-    ) -> None:  # fmt: skip
-        row = self._row(command, item, now)
+    def _create(self, unit: Unit, item: Item, answers: Answers, now: float) -> None:
+        row = self._row(item, now)
         changes = unit.changes
         changes.rows[row.uid] = row
         unit.new.add(row.uid)
-        body, error = answers.get((command.request_id, item.spec), (None, None))
-        refused = item.refused or error or _without_spec(command, item)
+        body, error = answers.get(item.key, (None, None))
+        refused = item.item.refused or error or _without_spec(item)
         if refused is not None:
             decide.reject(changes, row, refused, at=now)
         elif now >= row.expires_at:
@@ -98,10 +114,9 @@ class Creates:
         else:
             changes.place.append(row.uid)
 
-    def _row(self, command: CreateCommand, item: CreateItem, now: float) -> Sandbox:
-        settings = self._work.settings
-        known = 0 <= item.spec < len(command.specs)
-        spec = command.specs[item.spec] if known else SandboxSpec()
+    def _row(self, item: Item, now: float) -> Sandbox:
+        settings, command = self._work.settings, item.command
+        spec = item.spec or SandboxSpec()
         cores, memory_mb = amounts(
             spec,
             default_cores=settings.default_cores,
@@ -109,7 +124,7 @@ class Creates:
         )
         return Sandbox(
             uid=item.uid, project=command.project, state=REQUESTED, generation=0,
-            placed_generation=0, index=item.index, spec_idx=item.spec,
+            placed_generation=0, index=item.item.index, spec_idx=item.key[1],
             principal=command.principal, backend=spec.backend, cores=cores,
             memory_mb=memory_mb, expires_at=command.expires_at, created_at=now,
             changed_at=now, request_id=command.request_id, job=spec.job, labels=spec.labels,
@@ -117,39 +132,41 @@ class Creates:
         )  # fmt: skip
 
     async def _repeated(
-        self, unit: Unit, items: Sequence[Item], existing: dict[str, Sandbox], now: float
+        self, unit: Unit, items: Sequence[Item], existing: Mapping[str, Sandbox], now: float
     ) -> list[Sandbox]:
         """The present state of sandboxes that exist already, to be answered. One
         whose stop came first is completed, and its end announced."""
-        out, adopted = [], []
-        for command, item in items:
+        out: list[Sandbox] = []
+        adopted: dict[str, Sandbox] = {}
+        for item in items:
             row = existing.get(item.uid)
             if row is None:
                 continue
-            if row.project != command.project:
-                out.append(_taken(self._row(command, item, now)))
+            if row.project != item.command.project:
+                out.append(decide.only_reply(self._row(item, now), _taken(item)))
             elif row.request_id is None:
-                stopped = decide.adopt(unit.changes, row, self._row(command, item, now))
-                adopted.append(stopped)
-                out.append(stopped)
+                adopted[row.uid] = decide.adopted(row, self._row(item, now))
+                out.append(adopted[row.uid])
             else:
-                out.append(decide.with_reply(row, command))
-        await store.adopt(unit.connection, adopted)
+                out.append(decide.with_reply(row, item.command))
+        for uid in await store.adopt(unit.connection, list(adopted.values())):
+            row = adopted[uid]
+            unit.changes.events.append(event_of(row, row.changed_at))
         return out
 
 
-def _without_spec(command: CreateCommand, item: CreateItem) -> WireError | None:
-    if 0 <= item.spec < len(command.specs):
+def _without_spec(item: Item) -> WireError | None:
+    if item.spec is not None:
         return None
     return WireError(code="internal", message="the item has no spec", is_infra=True)
 
 
-def _taken(row: Sandbox) -> Sandbox:
-    error = WireError(
-        code="conflict", message=f"{row.uid} is a sandbox of another project",
+def _taken(item: Item) -> WireError:
+    return WireError(
+        code="conflict",
+        message=f"{item.uid} is a sandbox of another project",
         field="request_id",
-    )  # fmt: skip
-    return decide.only_reply(row, error)
+    )
 
 
 def _portions(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -77,6 +77,14 @@ def reject(changes: Changes, row: Sandbox, error: WireError, *, at: float) -> No
     )
 
 
+def unplaced(changes: Changes, row: Sandbox, error: WireError, *, at: float) -> None:
+    """Ends a sandbox that placement found no node for. Where nodes refused it before,
+    what they said is the better reason."""
+    if row.tried and error.code == "capacity_exhausted":
+        error = exhausted(row, row.error, error.retry_after_s)
+    reject(changes, row, error, at=at)
+
+
 _CAUSE_OF_CODE = {
     "capacity_exhausted": "capacity",
     "quota_exceeded": "quota",
@@ -92,16 +100,14 @@ def later(changes: Changes, row: Sandbox, *, at: float) -> None:
     changes.rows[row.uid] = replace(row, deadline_at=min(at, row.expires_at))
 
 
-def adopt(changes: Changes, stop: Sandbox, created: Sandbox) -> Sandbox:
-    """A create that came after its stop: the sandbox is over, and is announced."""
+def adopted(stop: Sandbox, created: Sandbox) -> Sandbox:
+    """A create that came after its stop: the sandbox is over."""
     text = "stopped before it was created"
     error = WireError(code="sandbox_died", message=text, cause="cancelled")
-    row = replace(
+    return replace(
         created, state=life.STOPPED, cause="cancelled", message=text, error=error,
         created_at=stop.created_at, changed_at=stop.changed_at,
     )  # fmt: skip
-    changes.events.append(event_of(row, stop.changed_at))
-    return row
 
 
 def with_reply(row: Sandbox, command: CreateCommand) -> Sandbox:
@@ -121,6 +127,7 @@ def place(changes: Changes, row: Sandbox, node: str, *, at: float, deadlines: De
         changes, row, "place", at=at, by="scheduler",
         node=node, generation=generation, placed_generation=generation,
         deadline_at=min(row.expires_at, at + deadlines.start_again_s),
+        message="", error=None,
     )  # fmt: skip
 
 
@@ -184,6 +191,7 @@ def _refused(
     after = advance(
         changes, row, "refused", at=at, by=node,
         node=None, tried=(*row.tried, node), message=seen.message[:MAX_MESSAGE],
+        error=seen.error,
     )  # fmt: skip
     if at >= after.expires_at:
         expire(changes, after, at=at)
@@ -193,14 +201,14 @@ def _refused(
         changes.place.append(row.uid)
 
 
-def exhausted(row: Sandbox, last: WireError | None, retry_after_s: float = 5.0) -> WireError:
+def exhausted(row: Sandbox, last: WireError | None, retry_after_s: float | None = 5.0) -> WireError:
     """The error of a sandbox that every tried node refused."""
     if last is not None and last.code in ("unsupported", "policy_denied", "invalid_request"):
         return last
     why = f": {last.message}" if last else f": {row.message}" if row.message else ""
     return WireError(
         code="capacity_exhausted",
-        message=f"{len(row.tried)} nodes refused the sandbox{why}",
+        message=f"refused by {', '.join(row.tried)}{why}",
         cause="capacity",
         is_infra=True,
         retryable=True,

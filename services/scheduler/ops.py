@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from schemas.base import ErrorReply, Ok, encode
 from schemas.node import NodeCommand
 from schemas.sandbox import MAX_BATCH, ItemResult, OpCommand
-from services.scheduler import decide, nodes, sending, store
+from services.scheduler import decide, nodes, requests, sending, store
 from services.scheduler.work import Unit, Work
 from shared.bus import Outgoing
 from shared.db import Database
@@ -80,7 +80,7 @@ class Ops:
             and rows[u].state in TRANSITIONAL
         )  # fmt: skip
         if waiting:
-            await store.put_op(
+            await requests.put_op(
                 unit.connection, request.request_id, command.reply_to,
                 uids=uids, settled=settled, remaining=waiting,
             )  # fmt: skip

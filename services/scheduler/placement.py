@@ -103,7 +103,6 @@ def need_of(spec: SandboxSpec, exclude: Iterable[str] = ()) -> Need:
         "cpu_limit": spec.cpu_cores_limit,
         "memory_limit": spec.memory_limit_mb,
         "pids_limit": spec.pids_limit,
-        "network_rules": spec.network_rules or None,
     }
     present = frozenset(name for name, value in wanted.items() if value is not None)
     return Need(spec.backend, frozenset(features), present, frozenset(exclude))
@@ -112,9 +111,10 @@ def need_of(spec: SandboxSpec, exclude: Iterable[str] = ()) -> Need:
 def amounts(
     spec: SandboxSpec, *, default_cores: float, default_memory_mb: int
 ) -> tuple[float, int]:
-    """Cores and MiB to reserve: the request, else the limit, else the default."""
-    cores = spec.cpu_cores_request or spec.cpu_cores_limit or default_cores
-    return cores, spec.memory_request_mb or spec.memory_limit_mb or default_memory_mb
+    """Cores and MiB to reserve, as the edge will count them: the limit, else the
+    request, else the default."""
+    cores = spec.cpu_cores_limit or spec.cpu_cores_request or default_cores
+    return cores, spec.memory_limit_mb or spec.memory_request_mb or default_memory_mb
 
 
 def why_not(need: Need, node: NodeView) -> str | None:

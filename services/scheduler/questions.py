@@ -11,7 +11,7 @@ from schemas.iam import IamQuery
 from schemas.node import JoinReply, JoinRequest, NodeInfo, NodeList, Resources
 from schemas.sandbox import ResolvedSpec, SandboxPage, SandboxQuery
 from schemas.subjects import EDGE_DURABLE
-from services.scheduler import nodes, store
+from services.scheduler import nodes, reads, requests
 from services.scheduler.fleet import Fleet
 from services.scheduler.settings import Settings
 from shared import topology
@@ -37,8 +37,8 @@ class Questions:
         durable = await topology.declare_durable(self._bus.js, EDGE_DURABLE, request.node)
         async with self._db.transaction() as connection:
             await nodes.seen(connection, [request])
-            forget = await store.over(connection, request.node, request.live)
-            await store.flag_missing(
+            forget = await reads.over(connection, request.node, request.live)
+            await reads.flag_missing(
                 connection, request.node, request.live, after_s=self._settings.missing_s
             )
         await self._fleet.refresh()
@@ -47,14 +47,14 @@ class Questions:
     async def sandboxes(self, query: SandboxQuery, _: Incoming) -> SandboxPage:
         """One page. With one sandbox asked for, its spec comes along."""
         async with self._db.transaction() as connection:
-            rows = await store.page(connection, query, query.limit + 1)
+            rows = await reads.page(connection, query, query.limit + 1)
             more = len(rows) > query.limit
             rows = rows[: query.limit]
             keys = {(r.request_id or "", r.spec_idx) for r in rows}
-            found = await store.specs(connection, keys)
+            found = await requests.specs(connection, keys)
         specs = {k: decode(body, ResolvedSpec).spec for k, (body, _, _) in found.items()}
         return SandboxPage(
-            sandboxes=[store.info(r, specs.get((r.request_id or "", r.spec_idx))) for r in rows],
+            sandboxes=[reads.info(r, specs.get((r.request_id or "", r.spec_idx))) for r in rows],
             next=rows[-1].uid if more else None,
         )
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 
-from services.scheduler import decide, store
+from services.scheduler import decide, requests, store
 from services.scheduler.work import Work
 from shared.db import Database
 from shared.errors import Unavailable
@@ -108,4 +108,4 @@ class Reconciler:
 
     async def _forget(self) -> None:
         async with self._db.transaction() as connection:
-            await store.forget_ops(connection, self._settings.op_keep_s)
+            await requests.forget_ops(connection, self._settings.op_keep_s)

@@ -16,9 +16,9 @@ class Settings(Common, kw_only=True):
     """k of power-of-k."""
     placement_attempts: int = 4
     """Nodes tried for one sandbox before it is rejected."""
-    default_cores: float = 0.1
-    default_memory_mb: int = 128
-    """Reserved where a spec gives neither a request nor a limit."""
+    default_cores: float = 0.0
+    default_memory_mb: int = 0
+    """Reserved where a spec gives neither a limit nor a request."""
     view_refresh_s: float = 0.5
     retry_after_s: float = 5.0
     """The hint to a client that found no capacity."""

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.base import decode
 from schemas.sandbox import ItemResult, ResolvedSpec, SandboxSpec
-from services.scheduler import decide, nodes, sending, store
+from services.scheduler import decide, nodes, requests, sending, store
 from services.scheduler.fleet import Fleet
 from services.scheduler.images import Images
 from services.scheduler.model import Changes, Sandbox, result_of
@@ -134,7 +134,7 @@ class Work:
 
     async def _load_bodies(self, unit: Unit, rows: Sequence[Sandbox]) -> None:
         wanted = {_key(r) for r in rows} - unit.bodies.keys()
-        for key, (body, _, _) in (await store.specs(unit.connection, wanted)).items():
+        for key, (body, _, _) in (await requests.specs(unit.connection, wanted)).items():
             unit.bodies[key] = body
 
     async def _settle_ops(self, unit: Unit, changed: Sequence[Sandbox]) -> None:
@@ -144,7 +144,7 @@ class Work:
             for r in changed
             if (old := was.get(r.uid)) is not None and old.op_id and r.op_id != old.op_id
         )
-        done = await store.settle_ops(unit.connection, counts)
+        done = await requests.settle_ops(unit.connection, counts)
         for request_id, reply_to, uids, settled in done:
             if reply_to:
                 results = await self.results(unit, uids, settled)
@@ -179,7 +179,7 @@ class Work:
         for uid, node in placed.nodes.items():
             decide.place(changes, changes.rows[uid], node, at=now, deadlines=self.deadlines)
         for uid, error in placed.failed.items():
-            decide.reject(changes, changes.rows[uid], error, at=now)
+            decide.unplaced(changes, changes.rows[uid], error, at=now)
         chosen = [changes.rows[uid] for uid in placed.nodes]
         unit.overlay.append(self._fleet.begin(nodes.deltas({}, chosen)))
 
@@ -222,7 +222,9 @@ class Work:
         """Loads the specs of rows that were created earlier, and resolves those
         whose images could not be resolved then."""
         wanted = {_key(r) for r in rows} - unit.specs.keys()
-        for key, (body, resolved, projects) in (await store.specs(unit.connection, wanted)).items():
+        for key, (body, resolved, projects) in (
+            await requests.specs(unit.connection, wanted)
+        ).items():
             if resolved:
                 unit.bodies[key] = body
                 unit.specs[key] = decode(body, ResolvedSpec).spec
@@ -243,7 +245,7 @@ class Work:
             for row in mine:
                 decide.later(unit.changes, row, at=time.time() + self.settings.reconcile_s)
         else:
-            await store.put_specs(unit.connection, {key: (body, True)})
+            await requests.put_specs(unit.connection, {key: (body, True)})
             unit.bodies[key], unit.specs[key] = body, spec
 
 

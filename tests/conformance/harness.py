@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Protocol
 
 from services.edge.drivers.base import (
-    Driver, ExecOutcome, ExecSpec, Exited, Handle, StartSpec, Stream,
+    Driver,
+    ExecOutcome,
+    ExecSpec,
+    Exited,
+    Handle,
+    StartSpec,
+    Stream,
 )  # fmt: skip
 
 
@@ -57,7 +63,29 @@ async def _container(folder: Path) -> AsyncIterator[Harness]:
         yield harness
 
 
-DRIVERS: dict[str, HarnessFactory] = {"container": _container}
+@asynccontextmanager
+async def _fake(folder: Path) -> AsyncIterator[Harness]:
+    from tests.conformance.fake import FakeHarness
+
+    harness = FakeHarness(folder)
+    await harness.driver.open(harness.heard)
+    yield harness
+    await harness.driver.close()
+
+
+DRIVERS: dict[str, HarnessFactory] = {"container": _container, "fake": _fake}
+
+LACKS: dict[str, dict[str, str]] = {
+    "fake": {
+        "test_a_signal_reaches_the_command": "its shell has no traps",
+        "test_defaults_of_the_sandbox_apply": "its shell substitutes no commands",
+        "test_output_over_the_budget_keeps_head_and_tail": "its shell has no pipes",
+        "test_usage_counts_the_work": "it has no processes whose CPU time could rise",
+        "test_commands_run_side_by_side": "its shell has no loops",
+        "test_rights_are_the_users": "its files have no owners",
+    }
+}
+"""Tests that a driver can't be put to, and why: of its means, never of its promises."""
 
 
 @dataclass

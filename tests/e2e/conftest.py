@@ -27,7 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalSystem]:
     """Two nodes with the fake backend: everything but a kernel."""
-    options = LocalOptions(driver="fake", nodes=2, state_dir=tmp_path_factory.mktemp("fake"))
+    options = LocalOptions(
+        driver="fake",
+        nodes=2,
+        state_dir=tmp_path_factory.mktemp("fake"),
+        image_roots=[tmp_path_factory.mktemp("images")],
+    )
     async with LocalSystem(options) as system:
         yield system
 

@@ -10,7 +10,6 @@ import pytest
 
 from libdsec import DSecClient, DSecRunArgs
 from libdsec.errors import (
-    CapacityExhausted,
     Conflict,
     DSecError,
     Forbidden,
@@ -89,10 +88,14 @@ async def test_an_unknown_image_is_refused_by_name(client: DSecClient) -> None:
     assert isinstance(caught.value, NotFound | Unsupported)
 
 
-async def test_a_backend_no_node_has_is_unsupported(client: DSecClient) -> None:
-    with pytest.raises((Unsupported, CapacityExhausted)) as caught:
-        await client.create(DSecRunArgs(backend="vm", container_image="x"), timeout=10)
-    assert caught.value.code in {"unsupported", "not_found"} or caught.value.field
+async def test_a_backend_no_node_has_is_unsupported(fake_system, client: DSecClient) -> None:
+    root = fake_system.options.image_roots[0] / "tiny"
+    root.mkdir()
+    (root / "file").write_text("content")
+    await client.images.create("tiny:1", path=str(root))
+    with pytest.raises(Unsupported) as caught:
+        await client.create(DSecRunArgs(backend="vm", container_image="tiny:1"), timeout=10)
+    assert caught.value.field == "backend"
 
 
 async def test_a_foreign_project_and_a_missing_grant_are_forbidden(fake_system, client) -> None:

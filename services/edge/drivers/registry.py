@@ -13,7 +13,7 @@ from typing import cast
 from services.edge.drivers.base import Driver
 from shared.errors import InvalidRequest
 
-_NAME = re.compile(r"^[a-z][a-z0-9]{0,30}$")
+_NAME = re.compile(r"^[a-z][a-z0-9]{0,30}\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ DATA = "data.blob"
 MAX_KNOWN = 10_000
 """Layers remembered as present; a layer is immutable, so only its removal by garbage
 collection makes one stale, and then the driver's mount names it."""
-_DIGEST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9:_+.-]{0,255}$")
+_DIGEST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9:_+.-]{0,255}\Z")
 
 
 class Locator:

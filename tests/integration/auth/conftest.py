@@ -14,11 +14,14 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from devstack import Endpoints, Infra
+from schemas.base import encode
+from schemas.sandbox import SandboxEvent
+from schemas.subjects import evt_sandbox
 from services.auth import bootstrap
 from services.auth.app import App
 from services.auth.settings import Settings
 from shared import ids, migrate, topology
-from shared.bus import Bus
+from shared.bus import Bus, Outgoing
 from shared.db import Database
 from shared.settings import Common
 
@@ -112,11 +115,11 @@ class Person:
                 await answers.unsubscribe()
         return json.loads(message.data)
 
-    async def change(self, project: str, entity: str, verb: str, **body: Any) -> dict[str, Any]:
+    async def change(self, project: str, entity: str, verb: str, /, **body: Any) -> dict[str, Any]:
         """A change of identity."""
         return await self.request(project, entity, verb, {"request_id": ids.new(), **body})
 
-    async def read(self, project: str, entity: str, verb: str, **query: Any) -> dict[str, Any]:
+    async def read(self, project: str, entity: str, verb: str, /, **query: Any) -> dict[str, Any]:
         """A read, attributed."""
         reply = await self.nc.request(
             f"dsec.get.v1.{project}.{entity}.{verb}.{self.principal}",
@@ -216,3 +219,35 @@ async def commands(stack: Stack) -> AsyncIterator[Commands]:
     await subscription.unsubscribe()
 
 
+FAKE = {"backend": "fake", "cpu_cores_limit": 0.5, "memory_limit_mb": 64}
+QUIET_S = 0.4
+"""Long enough for something that must not happen."""
+
+
+def body(*specs: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"request_id": ids.new(), "specs": list(specs), **more}
+
+
+async def send(person: Person, project: str, request: Any, *, anonymous: bool = False) -> None:
+    """Publishes a create and waits for the stream's acknowledgement."""
+    subject = f"dsec.req.v1.{project}.sandbox.create"
+    if not anonymous:
+        subject += f".{person.principal}"
+    await person.nc.request(subject, json.dumps(request).encode(), timeout=3)
+
+
+def refusals(command: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Errors of a create command's items by index."""
+    return {i[1]: i[3] for i in command["items"] if len(i) > 3 and i[3] is not None}
+
+
+async def over(stack: Stack, project: str, uid: str, state: str = "stopped") -> None:
+    """What the scheduler says when a sandbox is over."""
+    event = SandboxEvent(uid=uid, project=project, state=state, generation=1, at=0.0)
+    await stack.bus.store([Outgoing(evt_sandbox(project, state, uid), encode(event))])
+
+
+async def until_used(stack: Stack, project: str, amounts: tuple[int, int, int]) -> None:
+    async with asyncio.timeout(5):
+        while await used(stack, project) != amounts:
+            await asyncio.sleep(0.02)

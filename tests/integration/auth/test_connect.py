@@ -9,7 +9,12 @@ import nats.errors
 import pytest
 
 from tests.integration.auth.conftest import (
-    MARKS, ROOT, Stack, connect, new_key, new_project,
+    MARKS,
+    ROOT,
+    Stack,
+    connect,
+    new_key,
+    new_project,
 )  # fmt: skip
 
 pytestmark = MARKS

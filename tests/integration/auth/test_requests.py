@@ -1,61 +1,33 @@
-"""Requests: admission, quotas over the chain, idempotency, bad input, releases."""
+"""Requests: admission, order, idempotency, bad input, access records."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
-from schemas.base import encode
-from schemas.sandbox import SandboxEvent
-from schemas.subjects import evt_sandbox
-from services.auth.app import App
 from shared import ids
-from shared.bus import Outgoing
 from tests.integration.auth.conftest import (
-    MARKS, ROOT, Commands, Person, Stack, connect, make_settings, new_key, new_project, ready,
+    FAKE,
+    MARKS,
+    QUIET_S,
+    ROOT,
+    Commands,
+    Person,
+    Stack,
+    body,
+    connect,
+    new_key,
+    new_project,
+    refusals,
+    send,
     used,
-)  # fmt: skip
+)
 
 pytestmark = MARKS
-
-FAKE = {"backend": "fake", "cpu_cores_limit": 0.5, "memory_limit_mb": 64}
-QUIET_S = 0.4
-"""Long enough for something that must not happen."""
-
-
-def body(*specs: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"request_id": ids.new(), "specs": list(specs), **more}
-
-
-async def send(person: Person, project: str, request: Any, *, anonymous: bool = False) -> None:
-    """Publishes a create and waits for the stream's acknowledgement."""
-    subject = f"dsec.req.v1.{project}.sandbox.create"
-    if not anonymous:
-        subject += f".{person.principal}"
-    await person.nc.request(subject, json.dumps(request).encode(), timeout=3)
-
-
-def refusals(command: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Errors of a create command's items by index."""
-    return {i[1]: i[3] for i in command["items"] if len(i) > 3 and i[3] is not None}
-
-
-async def over(stack: Stack, project: str, uid: str, state: str = "stopped") -> None:
-    """What the scheduler says when a sandbox is over."""
-    event = SandboxEvent(uid=uid, project=project, state=state, generation=1, at=0.0)
-    await stack.bus.store([Outgoing(evt_sandbox(project, state, uid), encode(event))])
-
-
-async def until_used(stack: Stack, project: str, amounts: tuple[int, int, int]) -> None:
-    async with asyncio.timeout(5):
-        while await used(stack, project) != amounts:
-            await asyncio.sleep(0.02)
-
 
 async def test_an_admitted_create_goes_to_the_scheduler_and_is_charged_up_the_chain(
     stack: Stack, admin: Person, commands: Commands
@@ -109,35 +81,6 @@ async def test_bad_items_get_their_own_error_and_the_others_run(
         6: ("invalid_request", "memory_request_mb"),
     }
     assert await used(stack, project) == (2, 1000, 128)
-
-
-async def test_the_first_that_fit_are_admitted_and_the_full_project_is_named(
-    stack: Stack, admin: Person, commands: Commands
-) -> None:
-    parent = await new_project(admin, quota={"sandboxes": 4})
-    child = await new_project(admin, parent, quota={"memory_mb": 1000})
-    await send(admin, child, body(FAKE, count=6))
-    (command,) = await commands.wait(child, 1)
-    found = refusals(command)
-    assert sorted(found) == [4, 5]
-    assert (found[4]["code"], found[4]["field"]) == ("quota_exceeded", "quota.sandboxes")
-    assert found[4]["details"]["project"] == parent
-    assert await used(stack, child) == await used(stack, parent) == (4, 2000, 256)
-
-
-async def test_the_creation_rate_is_a_limit_of_its_own(
-    stack: Stack, admin: Person, commands: Commands
-) -> None:
-    project = await new_project(admin, quota={"creations_per_s": 2})
-    await send(admin, project, body(FAKE, count=5))
-    (command,) = await commands.wait(project, 1)
-    found = refusals(command)
-    assert sorted(found) == [2, 3, 4]
-    assert found[2]["field"] == "quota.creations_per_s"
-    assert 0 < found[2]["retry_after_s"] <= 0.5
-    await asyncio.sleep(0.6)
-    await send(admin, project, body(FAKE))
-    assert refusals((await commands.wait(project, 2))[1]) == {}
 
 
 async def test_ten_times_the_same_request_is_charged_once(
@@ -194,6 +137,21 @@ async def test_a_uid_of_another_request_is_not_taken_over(
     assert {i: e["code"] for i, e in refusals(command).items()} == {0: "conflict"}
     assert await used(stack, thief) == (1, 500, 64)
     assert await used(stack, project) == (2, 1000, 128)
+
+
+async def test_two_requests_that_name_one_uid_in_one_batch_share_nothing(
+    stack: Stack, admin: Person, commands: Commands
+) -> None:
+    project = await new_project(admin)
+    first = body(FAKE, count=3)
+    second = {"request_id": ids.item_uid(first["request_id"], 1), "specs": [FAKE]}
+    subject = f"dsec.req.v1.{project}.sandbox.create.{admin.principal}"
+    for request in (first, second):  # at once: they come as one batch, or as two
+        await admin.nc.publish(subject, json.dumps(request).encode(), reply=admin.inbox)
+    sent = {c["request_id"]: refusals(c) for c in await commands.wait(project, 2)}
+    assert sent[first["request_id"]] == {}
+    assert {i: e["code"] for i, e in sent[second["request_id"]].items()} == {0: "conflict"}
+    assert await used(stack, project) == (3, 1500, 192)
 
 
 @pytest.mark.parametrize(
@@ -294,87 +252,6 @@ async def test_operations_nodes_and_images_go_on(
     assert delete["delete"]["name"] == "py:3.11"
 
 
-async def test_each_terminal_state_gives_back_once(
-    stack: Stack, admin: Person, commands: Commands
-) -> None:
-    parent = await new_project(admin)
-    project = await new_project(admin, parent, quota={"sandboxes": 4})
-    request = body(FAKE, count=4)
-    await send(admin, project, request)
-    await commands.wait(project, 1)
-    uids = [ids.item_uid(request["request_id"], i) for i in range(4)]
-    states = ("stopped", "failed", "rejected", "lost")
-    for uid, state in zip(uids, states, strict=True):
-        await over(stack, project, uid, state)
-        await over(stack, project, uid, state)
-    await until_used(stack, project, (0, 0, 0))
-    assert await used(stack, parent) == (0, 0, 0)
-    await send(admin, project, body(FAKE, count=4))
-    assert refusals((await commands.wait(project, 2))[1]) == {}
-    await asyncio.sleep(QUIET_S)
-    assert await used(stack, parent) == (4, 2000, 256)
-
-
-async def test_a_rejected_create_frees_its_place_in_the_same_step(
-    stack: Stack, admin: Person, commands: Commands
-) -> None:
-    """(B15)"""
-    project = await new_project(admin, quota={"sandboxes": 1})
-    for n in range(1, 4):
-        request = body(FAKE)
-        await send(admin, project, request)
-        command = (await commands.wait(project, n))[n - 1]
-        assert refusals(command) == {}
-        await over(stack, project, request["request_id"], "rejected")
-        await until_used(stack, project, (0, 0, 0))
-
-
-async def test_two_instances_at_once_never_overfill_a_chain(
-    stack: Stack, admin: Person, commands: Commands
-) -> None:
-    parent = await new_project(admin, quota={"sandboxes": 37})
-    left, right = await new_project(admin, parent), await new_project(admin, parent)
-    settings = make_settings(stack.endpoints, stack.settings.pg_dsn)
-    second = App(settings)
-    await second.start()
-    try:
-        await ready(second)
-        before = second.requests.handled
-        requests = [(p, body(FAKE, FAKE)) for _ in range(40) for p in (left, right)]
-        await asyncio.gather(*(send(admin, p, r) for p, r in requests for _ in range(2)))
-        admitted: Counter[str] = Counter()
-        seen: dict[str, dict[str, Any]] = {}
-        for project in (left, right):
-            for command in await commands.wait(project, 80):
-                known = seen.setdefault(command["request_id"], command)
-                assert refusals(known).keys() == refusals(command).keys()
-        for command in seen.values():
-            admitted[command["project"]] += command["total"] - len(refusals(command))
-        assert sum(admitted.values()) == 37
-        assert second.requests.handled > before, "the second instance took part"
-    finally:
-        await second.close()
-    assert (await used(stack, parent))[0] == 37
-    for project in (left, right):
-        assert (await used(stack, project))[0] == admitted[project]
-
-
-async def test_use_is_the_sum_of_the_charges(stack: Stack, admin: Person) -> None:
-    """Runs last: whatever the tests before did, rows and sums agree."""
-    async with stack.db.transaction() as connection:
-        sums = await connection.execute(
-            text(
-                "select u.project, u.sandboxes, u.millicores, u.memory_mb, count(c.uid), "
-                "coalesce(sum(c.millicores), 0)::bigint, coalesce(sum(c.memory_mb), 0)::bigint "
-                "from usage u left join (select c.*, p.path from charge c "
-                "join project p on p.id = c.project) c on u.project = any(c.path) "
-                "group by u.project"
-            )
-        )
-        for project, *amounts in sums:
-            assert amounts[:3] == amounts[3:], project
-
-
 async def test_every_verb_has_one_access_record(
     stack: Stack, admin: Person, commands: Commands
 ) -> None:
@@ -424,3 +301,5 @@ async def test_secrets_are_neither_stored_nor_told(stack: Stack, admin: Person) 
             assert not any(secret in str(row[0]) for row in rows), table
             hexed = await connection.execute(text(f'select t::text from "{table}" t'))
             assert not any(secret.encode().hex() in str(row[0]) for row in hexed), table
+
+

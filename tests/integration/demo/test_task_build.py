@@ -45,9 +45,7 @@ def rollout(task: Task, tree: Path, rootfs: Path, *, fixed: bool) -> float:
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_bytes(data)
     report = run_tests(rootfs, tree, command=task.test_command, report=REPORT_PATH)
-    return grade(
-        report, fail_to_pass=task.fail_to_pass, pass_to_pass=task.pass_to_pass
-    ).reward
+    return grade(report, fail_to_pass=task.fail_to_pass, pass_to_pass=task.pass_to_pass).reward
 
 
 def test_the_base_image_has_the_tools_a_task_needs(rootfs: Path) -> None:

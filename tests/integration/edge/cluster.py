@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +29,19 @@ from schemas.base import HEADER_FRAME, HEADER_OP, decode, encode
 from schemas.exec import ExecReply, FileReply, InfoReply
 from schemas.node import Heartbeat, JoinReply, JoinRequest
 from schemas.sandbox import (
-    EdgeObservations, EdgeOp, EdgeOpItem, EdgeStart, Observation, ResolvedSpec, SandboxSpec,
+    EdgeObservations,
+    EdgeOp,
+    EdgeOpItem,
+    EdgeStart,
+    Observation,
+    ResolvedSpec,
+    SandboxSpec,
     StartItem,
-)  # fmt: skip
-from schemas.subjects import EDGE_DURABLE, cmd, exec_, out
+)
+from schemas.subjects import DURABLES, EDGE_DURABLE, cmd, exec_, out
 from shared import ids, topology
 from shared.bus import Bus
+from shared.consumer import BatchConsumer, Received
 from shared.settings import Common
 
 REPOSITORY = Path(__file__).parents[3]
@@ -81,9 +88,19 @@ class Scheduler:
         client = self.bus.client
         await topology.declare(self.bus.js)
         await client.subscribe("dsec.rpc.v1.scheduler.join.*", cb=self._join)
-        await client.subscribe("dsec.evt.v1.edge.sandbox.*", cb=self._observed)
-        await client.subscribe("dsec.evt.v1.edge.access.*", cb=self._accessed)
         await client.subscribe("dsec.hb.v1.*", cb=self._beat)
+        durables = {d.name: d for d in DURABLES}
+        self._consumers = [
+            BatchConsumer(self.bus, durables["scheduler_observations"], self._observed),
+            BatchConsumer(self.bus, durables["audit_access"], self._accessed),
+        ]
+        for consumer in self._consumers:
+            consumer.start()
+
+    async def close(self) -> None:
+        for consumer in self._consumers:
+            await consumer.close()
+        await self.bus.close()
 
     async def _join(self, msg: Msg) -> None:
         request = decode(msg.data, JoinRequest)
@@ -92,11 +109,13 @@ class Scheduler:
         reply = JoinReply(node=request.node, durable=durable, forget=self.forget)
         await msg.respond(encode(reply))
 
-    async def _observed(self, msg: Msg) -> None:
-        self.observations += decode(msg.data, EdgeObservations).observations
+    async def _observed(self, batch: Sequence[Received]) -> None:
+        for message in batch:
+            self.observations += decode(message.data, EdgeObservations).observations
 
-    async def _accessed(self, msg: Msg) -> None:
-        self.access += decode(msg.data, AccessRecords).records
+    async def _accessed(self, batch: Sequence[Received]) -> None:
+        for message in batch:
+            self.access += decode(message.data, AccessRecords).records
 
     async def _beat(self, msg: Msg) -> None:
         self.beats.append(decode(msg.data, Heartbeat))
@@ -315,5 +334,5 @@ async def cluster(folder: Path, **env: str) -> AsyncIterator[Cluster]:
         if edge.process is not None and edge.process.returncode is None:
             await edge.kill(signal.SIGTERM)
         await client.close()
-        await bus.close()
+        await scheduler.close()
         await server.child.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from schemas.exec import ExecRequest, InfoRequest
 from schemas.subjects import cmd
@@ -198,7 +199,7 @@ async def test_idle_time_pauses_where_that_is_asked(system: Cluster) -> None:
 
 
 async def test_what_cannot_be_enforced_is_refused(system: Cluster) -> None:
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "policy": {"policy": {"network": {"pypi": True}}},
         "require": {"require": ["files.hidden"]},
     }

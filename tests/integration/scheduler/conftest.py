@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from services.scheduler.settings import Settings
 from shared.migrate import prepare, service_dsn
 from tests.integration.scheduler.world import SimEdge, Trainer, connect
 
+CLOSE_S = 20.0
 PASSWORD = "scheduler-test"
 
 
@@ -87,9 +89,22 @@ class World:
         self._parts.append(trainer.stop)
         return trainer
 
+    def add(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Something more to end."""
+        self._parts.append(part)
+
+    def drop(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Something that the test has ended."""
+        self._parts.remove(part)
+
+    def forget(self, app: App) -> None:
+        """The test has ended this scheduler itself."""
+        self._parts.remove(app.close)
+
     async def close(self) -> None:
         for part in reversed(self._parts):
-            await part()
+            async with asyncio.timeout(CLOSE_S):
+                await part()
 
     async def sql(self, query: str, *args: Any) -> list[Any]:
         database = await asyncpg.connect(

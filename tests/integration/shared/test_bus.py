@@ -135,7 +135,7 @@ async def test_a_subject_without_a_stream_is_unavailable_and_leaves_nothing_behi
     bus: Bus,
 ) -> None:
     for _ in range(3):
-        with pytest.raises(Unavailable, match="not stored"):
+        with pytest.raises(Unavailable, match="not stored: no stream"):
             await bus.store([Outgoing("no.stream.here", b"x")] * 10)
     assert bus._stored is not None
     assert bus._stored.in_flight == 0

@@ -27,8 +27,17 @@ from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.cgroups import CgroupDriver, Groups, Limits
 from services.edge.drivers.base import (
-    BackendReport, ExecIO, ExecOutcome, ExecSpec, Exited, Feature, Handle, Inspection, OnExit,
-    StartSpec, Usage,
+    BackendReport,
+    ExecIO,
+    ExecOutcome,
+    ExecSpec,
+    Exited,
+    Feature,
+    Handle,
+    Inspection,
+    OnExit,
+    StartSpec,
+    Usage,
 )  # fmt: skip
 from services.edge.drivers.container.engine import Ending, Engine, Shell
 from services.edge.drivers.container.files import FilesOfAgent
@@ -56,6 +65,7 @@ class Sandbox:
     defaults: Defaults
     groups: Groups
     stopping: bool = False
+    death: asyncio.Future[tuple[str, str]] | None = None
 
 
 class ContainerDriver(FilesOfAgent):
@@ -140,7 +150,9 @@ class ContainerDriver(FilesOfAgent):
         self._starting.add(spec.uid)
         try:
             try:
-                folder.mkdir(mode=0o700)
+                await self.shells.thread(
+                    lambda: folder.mkdir(mode=0o700), undo=lambda _made: folder.rmdir()
+                )
             except FileExistsError:
                 raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
             return await self._start(spec, folder)
@@ -151,7 +163,8 @@ class ContainerDriver(FilesOfAgent):
         warm: WarmShell | None = None
         try:
             warm = await self._take_shell()
-            _write_meta(folder, warm)
+            meta = msgspec.json.encode(_data(warm))
+            await self.shells.thread(lambda: (folder / META).write_bytes(meta))
             enforced = await self.shells.attach(
                 warm, spec.layers, Upper(folder), _limits(spec), spec.hostname
             )
@@ -181,9 +194,7 @@ class ContainerDriver(FilesOfAgent):
                 await self.shells.drop(warm)
         await self.shells.thread(lambda: shutil.rmtree(folder, ignore_errors=True))
 
-    def _adopt(
-        self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups
-    ) -> None:
+    def _adopt(self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups) -> None:
         defaults = Defaults(dict(spec.env), spec.workdir, spec.user)
         sandbox = Sandbox(spec.uid, handle, agent, defaults, groups)
         self._live[spec.uid] = sandbox
@@ -302,7 +313,7 @@ class ContainerDriver(FilesOfAgent):
         task.add_done_callback(self._deaths.discard)
 
     async def _died(self, sandbox: Sandbox) -> None:
-        cause, message = await self._find_out(sandbox)
+        cause, message = await self._death(sandbox)
         if sandbox.stopping or self._live.get(sandbox.uid) is not sandbox:
             return
         del self._live[sandbox.uid]
@@ -324,8 +335,16 @@ class ContainerDriver(FilesOfAgent):
         """A lost connection under a command is the sandbox's death, if it died."""
         if not sandbox.agent.lost:
             return err
-        cause, message = await self._find_out(sandbox)
+        if sandbox.stopping:
+            return SandboxDied("the sandbox was stopped", cause="cancelled")
+        cause, message = await self._death(sandbox)
         return SandboxDied(message, cause=cause)
+
+    async def _death(self, sandbox: Sandbox) -> tuple[str, str]:
+        """Cause and message of a death, found out once for all who ask."""
+        if sandbox.death is None:
+            sandbox.death = asyncio.ensure_future(self._find_out(sandbox))
+        return await asyncio.shield(sandbox.death)
 
 
 def _check(spec: StartSpec) -> None:
@@ -355,10 +374,6 @@ def _data(warm: WarmShell) -> dict[str, Any]:
         "container": warm.shell.id, "name": warm.shell.name, "pid": warm.shell.pid,
         "groups": warm.groups.data(),
     }  # fmt: skip
-
-
-def _write_meta(folder: Path, warm: WarmShell) -> None:
-    (folder / META).write_bytes(msgspec.json.encode(_data(warm)))
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

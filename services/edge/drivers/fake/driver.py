@@ -12,7 +12,6 @@ so long), ``die_after_s`` with ``die_cause``, ``stop_hang`` (true, or for how ma
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -33,18 +32,19 @@ from services.edge.drivers.base import (
     OnExit,
     StartSpec,
     Usage,
-)  # fmt: skip
+)
+from services.edge.drivers.fake import commands, faults
 from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget
 from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
 from services.edge.drivers.registry import DriverConfig
 from shared import ids
-from shared.errors import BY_CODE, Internal, InvalidRequest, SandboxDied, Unavailable
+from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable
 
 NAME = "fake"
 STATE = "state.msgpack"
 CHUNK = 64 * 1024
-SIGNALS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "ABRT": 6, "SEGV": 11, "QUIT": 3}
+MIB = 1 << 20
 FEATURES = ("exec", "files", "pause", "network", "memory_limit", "disk_limit", "pids_limit")
 
 
@@ -60,7 +60,6 @@ class State(msgspec.Struct):
     tree: trees.Tree
     paused: bool = False
     stops: int = 0
-    cwd: dict[str, str] = {}
 
 
 class _Live:
@@ -69,6 +68,7 @@ class _Live:
     def __init__(self, state: State) -> None:
         self.state = state
         self.commands: set[asyncio.Future[Any]] = set()
+        self.background: set[asyncio.Future[int]] = set()
         self.timer: asyncio.TimerHandle | None = None
         self.death: Exited | None = None
 
@@ -106,11 +106,12 @@ class FakeDriver:
             raise Internal(f"sandbox {spec.uid} is there already")
         folder.mkdir(exist_ok=True)
         try:
-            await _start_faults(spec.options)
+            await faults.start_faults(spec.options)
             now = time.time()
+            limit = spec.disk_mb * MIB if spec.disk_mb else None
             state = State(
                 uid=spec.uid, boot=ids.new(), options=dict(spec.options), env=dict(spec.env),
-                workdir=spec.workdir, started_at=now, tree=trees.empty(now),
+                workdir=spec.workdir, started_at=now, tree=trees.empty(now, limit_bytes=limit),
             )  # fmt: skip
             state.tree.mkdir(spec.workdir, now=now)
             self._save(state)
@@ -118,7 +119,10 @@ class FakeDriver:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self._adopt(state)
-        return Handle(spec.uid, NAME, {"boot": state.boot}, {"network": "none"})
+        enforcement = {"network": "none"}
+        if limit:
+            enforcement["disk_mb"] = "tree"
+        return Handle(spec.uid, NAME, {"boot": state.boot}, enforcement)
 
     def _adopt(self, state: State) -> _Live:
         live = self._live[state.uid] = _Live(state)
@@ -157,7 +161,7 @@ class FakeDriver:
         live = self._live.get(handle.uid)
         if live is not None:
             live.state.stops += 1
-            await _stop_faults(live.state)
+            await faults.stop_faults(live.state.options, live.state.stops)
             if live.timer:
                 live.timer.cancel()
             self._kill_commands(live, SandboxDied("the sandbox was stopped", cause="cancelled"))
@@ -198,6 +202,8 @@ class FakeDriver:
         for done in list(live.commands):
             if not done.done():
                 done.set_exception(error)
+        for task in live.background:
+            task.cancel()
 
     def _alive(self, handle: Handle) -> _Live:
         live = self._live.get(handle.uid)
@@ -222,11 +228,12 @@ class FakeDriver:
 
     async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
         live = self._running(handle)
+        commands.check(spec)
         began = time.monotonic()
         limit = spec.output_limit_bytes
         budgets = {s: Budget(s, limit, io.output) for s in ("stdout", "stderr")}
         work = asyncio.ensure_future(self._command(live, spec, io, budgets))
-        signals = asyncio.ensure_future(_signals(io, work))
+        signals = asyncio.ensure_future(commands.signals(io, work))
         death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         live.commands.add(death)
         timed_out = False
@@ -236,7 +243,7 @@ class FakeDriver:
             if death.done():
                 death.result()
             timed_out = not work.done()
-            code, signal = await _ended(work)
+            code, signal = await commands.ended(work)
         finally:
             live.commands.discard(death)
             death.cancel()
@@ -262,28 +269,36 @@ class FakeDriver:
             await budgets["stdout" if spec.merge else stream].write(data)
 
         async def nothing() -> AsyncIterator[bytes]:
-            for chunk in (b"",)[:0]:
-                yield chunk
+            return
+            yield b""
 
-        cwd = spec.cwd or state.cwd.get(spec.session or "") or state.workdir
+        cwd = spec.cwd or state.workdir
         shell = Shell(
             state.tree, write, io.input if spec.stdin else nothing, time.time,
             {**state.env, **spec.env}, cwd,
         )  # fmt: skip
-        if state.tree.find(cwd)[1].kind != "dir":
+        if not commands.is_folder(state.tree, cwd):
             raise InvalidRequest(f"{cwd} is not a directory", field="cwd")
+        killed = True
         try:
             if spec.argv is not None:
-                return await shell.run(list(spec.argv)), None
-            return await shell.script(spec.shell or ""), None
+                code = await shell.run(list(spec.argv))
+            else:
+                code = await shell.script(spec.shell or "")
+            killed = False
+            return code, None
         except Exit as exc:
             return exc.code, None
         except Killed as exc:
-            return 128 + SIGNALS.get(exc.signal, 15), exc.signal
+            return 128 + commands.SIGNALS.get(exc.signal, 15), exc.signal
         except Died as exc:
             self._die(state.uid, exc.cause)
             raise SandboxDied("the sandbox died", cause=exc.cause) from exc
         finally:
+            for task in shell.background:
+                if killed:  # the whole tree; else they live on in the sandbox
+                    task.cancel()
+            live.background |= shell.background
             if shell.changed and state.uid in self._live:
                 self._save(state)
 
@@ -339,53 +354,6 @@ class FakeDriver:
         live = self._running(handle)
         live.state.tree.move(src, dst, now=time.time())
         self._save(live.state)
-
-
-async def _start_faults(options: Mapping[str, Any]) -> None:
-    await asyncio.sleep(float(options.get("start_delay_s", 0.0)))
-    if options.get("start_deaf_s"):
-        await _deaf(float(options["start_deaf_s"]))
-    if options.get("start_hang"):
-        await asyncio.Event().wait()
-    name = options.get("start_error")
-    if name:
-        kind = BY_CODE.get(str(name), Internal)
-        raise kind(f"start fails by order: {name}", cause=None if name in BY_CODE else name)
-
-
-async def _deaf(seconds: float) -> None:
-    """Sleeps through cancellations, as a call into an engine does."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(end - time.monotonic())
-
-
-async def _stop_faults(state: State) -> None:
-    hang, error = state.options.get("stop_hang"), state.options.get("stop_error")
-    if hang is True or (hang and state.stops <= int(hang)):
-        await asyncio.Event().wait()
-    if error and state.stops <= int(error):
-        raise Internal("stop fails by order")
-
-
-async def _signals(io: ExecIO, work: asyncio.Future[Any]) -> None:
-    async for name in io.control():
-        if name in SIGNALS:
-            work.cancel(name)
-
-
-async def _ended(work: asyncio.Future[tuple[int, str | None]]) -> tuple[int, str | None]:
-    """The result of a command, killed where it goes on."""
-    work.cancel("KILL")
-    try:
-        return await work
-    except asyncio.CancelledError as exc:
-        current = asyncio.current_task()
-        if current and current.cancelling():
-            raise
-        signal = str(exc.args[0]) if exc.args else "KILL"
-        return 128 + SIGNALS.get(signal, 9), signal
 
 
 def create(config: DriverConfig) -> FakeDriver:

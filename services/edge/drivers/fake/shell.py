@@ -1,9 +1,9 @@
 """The few commands a fake sandbox knows, and how lines of them are read.
 
-Owns: ``true false exit echo printf cat sleep pwd env kill bytes count die hang`` and
-lists joined by ``;``, ``&&`` and ``||``, ``$NAME``, ``> file`` and ``>> file``. Does not own:
-time limits, output budgets (driver). Each command is a coroutine, so that cancelling
-it is killing it.
+Owns: ``true false exit echo printf cat head sleep pwd env kill test touch wait bytes
+count die hang`` and lists joined by ``;``, ``&&``, ``||`` and ``&``, ``$NAME``, ``> file``,
+``>> file`` and ``>&2``. Does not own: time limits, output budgets (driver). Each command
+is a coroutine, so that cancelling it is killing it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from services.edge.drivers.fake.tree import Tree
 from shared.errors import DsecError, InvalidRequest
 
 NOT_FOUND = 127
+JOINTS = frozenset({";", "&&", "||", "&"})
 Write = Callable[[str, bytes], Awaitable[None]]
 CHUNK = 64 * 1024
 
@@ -57,9 +58,12 @@ class Shell:
     env: dict[str, str] = field(default_factory=dict)
     cwd: str = "/"
     changed: bool = False
+    background: set[asyncio.Future[int]] = field(default_factory=set)
 
     async def run(self, argv: list[str]) -> int:
         """One simple command's exit code."""
+        if argv[:1] == ["setsid"]:
+            argv = argv[1:]
         if argv[:1] in (["sh"], ["/bin/sh"], ["bash"]) and argv[1:2] in (["-c"], ["-lc"]):
             return await self.script(argv[2] if len(argv) > 2 else "")
         name = posixpath.basename(argv[0]) if argv else ""
@@ -77,16 +81,22 @@ class Shell:
         """A list of commands."""
         code = 0
         try:
-            for joint, words in split(text):
+            for joint, words, end in split(text):
                 if (joint == "&&" and code != 0) or (joint == "||" and code == 0):
                     continue
                 words = [self._expand(w) for w in words]
-                code = await self._redirected(words)
+                if end == "&":
+                    self.background.add(asyncio.ensure_future(self._redirected(words)))
+                    code = 0
+                else:
+                    code = await self._redirected(words)
         except Exit as exc:
             return exc.code
         return code
 
     async def _redirected(self, words: list[str]) -> int:
+        if words[-2:] == [">&", "2"]:
+            return await self._to_stderr(words[:-2])
         arrow = next((a for a in (">>", ">") if a in words), None)
         if arrow is None:
             return await self.run(words)
@@ -110,6 +120,18 @@ class Shell:
         self.changed = True
         return code
 
+    async def _to_stderr(self, words: list[str]) -> int:
+        outer = self.write
+
+        async def turn(stream: str, data: bytes) -> None:
+            await outer("stderr", data)
+
+        self.write = turn
+        try:
+            return await self.run(words)
+        finally:
+            self.write = outer
+
     def path(self, name: str) -> str:
         """An absolute path."""
         return posixpath.join(self.cwd, name)
@@ -120,8 +142,8 @@ class Shell:
         return word
 
 
-def split(text: str) -> Iterator[tuple[str, list[str]]]:
-    """``(joint, words)`` of each command; the joint is what stood before it."""
+def split(text: str) -> Iterator[tuple[str, list[str], str]]:
+    """``(joint, words, end)`` of each command: what stands before and after it."""
     lexer = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=";&|><")
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -129,16 +151,16 @@ def split(text: str) -> Iterator[tuple[str, list[str]]]:
     words: list[str] = []
     try:
         for token in lexer:
-            if token in (";", "&&", "||"):
+            if token in JOINTS:
                 if words:
-                    yield joint, words
+                    yield joint, words, token
                 joint, words = token, []
             else:
                 words.append(token)
     except ValueError as exc:
         raise InvalidRequest(f"the command can't be read: {exc}", field="shell") from exc
     if words:
-        yield joint, words
+        yield joint, words, ";"
 
 
 async def _true(shell: Shell, args: list[str]) -> int:
@@ -177,6 +199,37 @@ async def _cat(shell: Shell, args: list[str]) -> int:
         data = shell.tree.read(shell.path(name))
         for start in range(0, len(data), CHUNK):
             await shell.write("stdout", data[start : start + CHUNK])
+    return 0
+
+
+async def _head(shell: Shell, args: list[str]) -> int:
+    """``head -c N FILE``, also of the endless /dev/zero."""
+    size, path = _number(args[1:], 0), shell.path(args[2]) if len(args) > 2 else ""
+    data = None if path == "/dev/zero" else shell.tree.read(path)
+    for start in range(0, size, CHUNK):
+        part = min(CHUNK, size - start)
+        await shell.write("stdout", bytes(part) if data is None else data[start:][:part])
+        await asyncio.sleep(0)
+    return 0
+
+
+async def _test(shell: Shell, args: list[str]) -> int:
+    try:
+        shell.tree.find(shell.path(args[-1]))
+    except DsecError:
+        return 1
+    return 0
+
+
+async def _touch(shell: Shell, args: list[str]) -> int:
+    for name in args:
+        shell.tree.write(shell.path(name), b"", now=shell.clock(), append=True)
+    shell.changed = True
+    return 0
+
+
+async def _wait(shell: Shell, args: list[str]) -> int:
+    await asyncio.gather(*shell.background)
     return 0
 
 
@@ -242,4 +295,5 @@ COMMANDS: dict[str, Callable[[Shell, list[str]], Awaitable[int]]] = {
     "true": _true, ":": _true, "false": _false, "exit": _exit, "echo": _echo,
     "printf": _printf, "cat": _cat, "sleep": _sleep, "pwd": _pwd, "env": _env,
     "kill": _kill, "bytes": _bytes, "count": _count, "die": _die, "hang": _hang,
+    "head": _head, "test": _test, "touch": _touch, "wait": _wait,
 }  # fmt: skip

@@ -17,7 +17,8 @@ from services.edge.drivers.base import FileInfo
 from shared.errors import DsecError, Forbidden, InvalidRequest, NotFound
 
 MAX_LINKS = 16
-Kind = Literal["file", "dir", "symlink"]
+USERS = {"root": 0, "agent": 1000}
+Kind = Literal["file", "dir", "symlink", "chr"]
 
 
 class Node(msgspec.Struct):
@@ -32,9 +33,10 @@ class Node(msgspec.Struct):
 
 
 class Tree(msgspec.Struct):
-    """The root and everything below."""
+    """The root and everything below. ``limit_bytes`` bounds the size of all files."""
 
     root: Node
+    limit_bytes: int | None = None
 
     def find(self, path: str, *, follow: bool = True) -> tuple[str, Node]:
         """The final path and its node. Raises ``NotFound`` or ``InvalidRequest``."""
@@ -77,6 +79,8 @@ class Tree(msgspec.Struct):
         _, node = self.find(path)
         if node.kind == "dir":
             raise failure("EISDIR", path)
+        if node.kind != "file":
+            raise failure("ENOTREG", path)
         return node.data
 
     def write(
@@ -95,6 +99,13 @@ class Tree(msgspec.Struct):
             at = posixpath.dirname(at)
         if node is not None and node.kind == "dir":
             raise failure("EISDIR", path)
+        if node is not None and node.kind != "file":
+            raise failure("ENOTREG", path)
+        freed = 0 if append or node is None else len(node.data)
+        if self.limit_bytes is not None and (
+            self.size() - freed + len(data) > self.limit_bytes
+        ):
+            raise failure("ENOSPC", path)
         if node is None:
             node = folder.children[name] = Node("file", 0o644, now)
         node.data = node.data + data if append else data
@@ -152,18 +163,23 @@ class Tree(msgspec.Struct):
         return _size(self.root)
 
 
-def empty(now: float) -> Tree:
-    """A root with the usual directories."""
+def empty(now: float, *, limit_bytes: int | None = None) -> Tree:
+    """A root with the usual directories and a few files."""
     tree = Tree(Node("dir", 0o755, now))
-    for name in ("/tmp", "/root", "/home"):
+    for name in ("/tmp", "/root", "/home", "/etc", "/dev"):
         tree.mkdir(name, now=now)
+    lines = "".join(f"{user}:x:{uid}:{uid}::/:/bin/sh\n" for user, uid in USERS.items())
+    tree.write("/etc/passwd", lines.encode(), now=now)
+    for name in ("null", "zero"):
+        tree.find("/dev")[1].children[name] = Node("chr", 0o666, now)
+    tree.limit_bytes = limit_bytes
     return tree
 
 
 def failure(name: str, path: str) -> DsecError:
     """The typed error of an errno name."""
     kind: type[DsecError] = InvalidRequest
-    if name == "ENOENT":
+    if name in ("ENOENT", "ENOTDIR"):
         kind = NotFound
     elif name in ("EACCES", "EPERM"):
         kind = Forbidden

@@ -1,30 +1,154 @@
-"""An operation's frames say where they belong, so that a lost one is noticed."""
+"""Frames, windows and what is sent again."""
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from schemas.base import HEADER_FRAME
-from schemas.exec import HEADER_OFFSET
+from schemas.exec import CHUNK_BYTES, HEADER_OFFSET, WINDOW_BYTES
+from services.edge import operation
 from services.edge.calls import Call
 from services.edge.operation import Operation
-from shared.clock import SystemClock
+from shared.clock import FakeClock
+from shared.errors import DeadlineExceeded, InvalidRequest
 
-CALL = Call("acme", "n1", "u", "exec", "p")
+CALL = Call("team", "n1", "u1", "exec", "alice")
 
 
-async def test_offsets_count_both_streams_and_the_end_counts_all() -> None:
-    sent: list[tuple[str, str, bytes, str | None]] = []
+class Wire:
+    """What was sent: (subject, frame, data, offset)."""
 
-    async def send(subject: str, data: bytes, headers: dict[str, str]) -> None:
-        sent.append((subject, headers[HEADER_FRAME], data, headers.get(HEADER_OFFSET)))
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str, bytes, str | None]] = []
+        self.clock = FakeClock()
 
-    operation = Operation(
-        CALL, "op", hash_=b"", reply_to="first", send=send, clock=SystemClock()
-    )
-    await operation.output("stdout", b"abc")
-    await operation.output("stderr", b"de")
-    operation.received("w", b"3")
-    await operation.finish(b"{}")
-    assert [s[1:] for s in sent] == [("o", b"abc", "0"), ("e", b"de", "3"), ("x", b"{}", "5")]
-    sent.clear()
-    await operation.attach("second")
-    assert sent == [("second", "e", b"de", "3"), ("second", "x", b"{}", "5")]
+    async def send(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
+        self.sent.append((subject, headers[HEADER_FRAME], data, headers.get(HEADER_OFFSET)))
+
+    def operation(self) -> Operation:
+        return Operation(
+            CALL, "op", hash_=b"h", reply_to="first", send=self.send, clock=self.clock
+        )
+
+    def frames(self) -> str:
+        return "".join(frame for _, frame, _, _ in self.sent)
+
+
+async def test_output_is_cut_into_chunks_and_waits_for_room() -> None:
+    wire = Wire()
+    op = wire.operation()
+    data = bytes(WINDOW_BYTES + 10)
+    writing = asyncio.ensure_future(op.output("stdout", data))
+    await asyncio.sleep(0.01)
+    assert not writing.done()
+    assert sum(len(d) for _, _, d, _ in wire.sent) == WINDOW_BYTES
+    assert max(len(d) for _, _, d, _ in wire.sent) == CHUNK_BYTES
+    op.received("w", b"5")  # too little room for a whole frame of ten
+    await asyncio.sleep(0.01)
+    assert not writing.done()
+    op.received("w", b"10")
+    await writing
+    assert sum(len(d) for _, _, d, _ in wire.sent) == len(data)
+
+
+async def test_a_reader_that_takes_nothing_ends_the_operation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operation, "STALL_S", 0.02)
+    op = Wire().operation()
+    with pytest.raises(DeadlineExceeded):
+        await op.output("stdout", bytes(WINDOW_BYTES + 1))
+
+
+async def test_confirming_more_than_was_sent_opens_no_window() -> None:
+    wire = Wire()
+    op = wire.operation()
+    await op.output("stdout", b"abc")
+    op.received("w", b"999999999")
+    writing = asyncio.ensure_future(op.output("stdout", bytes(WINDOW_BYTES + 1)))
+    await asyncio.sleep(0.01)
+    assert not writing.done()
+    writing.cancel()
+
+
+async def test_a_client_that_comes_back_is_sent_what_it_did_not_confirm() -> None:
+    wire = Wire()
+    op = wire.operation()
+    for data in (b"one", b"two", b"three"):
+        await op.output("stdout", data)
+    op.received("w", b"4")  # all of the first frame, a part of the second
+    wire.sent.clear()
+    await op.attach("second")
+    assert wire.sent == [("second", "o", b"two", "3"), ("second", "o", b"three", "6")]
+    await op.finish(b"final")
+    assert wire.sent[-1] == ("second", "x", b"final", "11")
+    wire.sent.clear()
+    await op.attach("third")
+    assert [s[1:3] for s in wire.sent] == [("o", b"two"), ("o", b"three"), ("x", b"final")]
+
+
+async def test_input_comes_in_order_and_is_counted() -> None:
+    wire = Wire()
+    op = wire.operation()
+    await op.want_input()
+    op.received("i", b"ab")
+    op.received("i", b"c")
+    op.received("f", b"")
+    assert [chunk async for chunk in op.input()] == [b"ab", b"c"]
+    assert wire.sent[0][1] == "r" and wire.sent[-1][1:3] == ("a", b"3")
+
+
+async def test_after_attaching_again_input_goes_on_where_it_was_taken() -> None:
+    wire = Wire()
+    op = wire.operation()
+    await op.want_input()
+    op.received("i", b"taken")
+    chunks = op.input()
+    assert await anext(chunks) == b"taken"
+    op.received("i", b"lost with the connection")
+    await op.attach("second")
+    assert wire.sent[-1][1:3] == ("a", b"5")
+    op.received("i", b"again")
+    op.received("f", b"")
+    assert [chunk async for chunk in chunks] == [b"again"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "data", "field"),
+    [
+        ("i", bytes(CHUNK_BYTES + 1), "stdin"), ("s", b"SEGFAULT", "signal"),
+        ("w", b"many", "count"), ("z", b"", HEADER_FRAME), ("", b"", HEADER_FRAME),
+    ],
+)  # fmt: skip
+async def test_frames_that_break_the_rules(frame: str, data: bytes, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Wire().operation().received(frame, data)
+    assert caught.value.field == field
+
+
+async def test_input_beyond_the_window_or_its_end_is_refused() -> None:
+    op = Wire().operation()
+    for _ in range(WINDOW_BYTES // CHUNK_BYTES):
+        op.received("i", bytes(CHUNK_BYTES))
+    with pytest.raises(InvalidRequest):
+        op.received("i", b"x")
+    op.received("f", b"")
+    with pytest.raises(InvalidRequest):
+        op.received("i", b"")
+
+
+async def test_a_silent_operation_gives_signs_of_life_until_it_ends() -> None:
+    wire = Wire()
+    op = wire.operation()
+    await op.keep_alive(3.0)
+    assert wire.frames() == ""
+    wire.clock.advance(3.0)
+    await op.keep_alive(3.0)
+    await op.keep_alive(3.0)
+    assert wire.frames() == "k"
+    await op.finish(b"")
+    wire.clock.advance(9.0)
+    await op.keep_alive(3.0)
+    assert wire.frames() == "kx"

@@ -1,0 +1,76 @@
+"""SQL of questions: pages of sandboxes, what an edge should and should not have.
+
+Owns: statements that answer ``questions``. Does not own: changes of sandboxes but
+one: the deadline of those that a starting edge does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from schemas.sandbox import SandboxInfo, SandboxQuery, SandboxSpec
+from services.scheduler.model import Sandbox, json_text
+from services.scheduler.store import SELECT, fetch, sandbox_of
+
+_STATES_ON = text("select uid, state, node from sandbox where uid = any(cast(:uids as text[])) ")
+_FLAG_MISSING = text(
+    "update sandbox set deadline_at = now() + make_interval(secs => :after) "
+    "where node = :node and state in ('starting', 'running', 'pausing', 'paused', 'resuming') "
+    "and not uid = any(cast(:live as text[])) and deadline_at is null"
+)
+
+
+async def over(connection: AsyncConnection, node: str, uids: Sequence[str]) -> list[str]:
+    """Those of ``uids`` that should not live on ``node``: ended, elsewhere, unknown."""
+    rows = await fetch(connection, _STATES_ON, uids=list(uids))
+    ended = ("stopped", "failed", "rejected", "lost")
+    good = {uid for uid, state, on in rows if on == node and state not in ended}
+    return [uid for uid in uids if uid not in good]
+
+
+async def flag_missing(
+    connection: AsyncConnection, node: str, live: Sequence[str], *, after_s: float
+) -> None:
+    """Gives sandboxes that a starting edge does not have a deadline: without a word
+    from it they are lost then."""
+    await connection.execute(_FLAG_MISSING, {"node": node, "live": list(live), "after": after_s})
+
+
+_QUERY = """
+    and (cast(:project as text) is null or s.project = :project)
+    and (cast(:uids as text[]) is null or s.uid = any(cast(:uids as text[])))
+    and (cast(:request_id as text) is null or s.request_id = :request_id)
+    and (cast(:job as text) is null or s.job = :job)
+    and (cast(:labels as text) is null or s.labels @> cast(:labels as jsonb))
+    and (cast(:states as text[]) is null or s.state = any(cast(:states as text[])))
+    and (cast(:node as text) is null or s.node = :node)
+    and (cast(:after as text) is null or s.uid > :after)
+    order by s.uid limit :n
+"""
+_LIST = text(SELECT + "where s.request_id is not null" + _QUERY)
+
+
+async def page(connection: AsyncConnection, query: SandboxQuery, limit: int) -> list[Sandbox]:
+    """Sandboxes that meet every given filter, in uid order."""
+    rows = await fetch(
+        connection, _LIST,
+        project=query.project, uids=query.uids or None, request_id=query.request_id,
+        job=query.job, labels=json_text(query.labels) if query.labels else None,
+        states=list(query.states) or None, node=query.node, after=query.after, n=limit,
+    )  # fmt: skip
+    return [sandbox_of(r) for r in rows]
+
+
+def info(row: Sandbox, spec: SandboxSpec | None) -> SandboxInfo:
+    """A row as clients see it."""
+    return SandboxInfo(
+        uid=row.uid, project=row.project, state=row.state,  # type: ignore[arg-type]
+        generation=row.generation, backend=row.backend, created_at=row.created_at,
+        changed_at=row.changed_at, id=row.public_id, node=row.node,
+        request_id=row.request_id, index=row.index, principal=row.principal, cause=row.cause,
+        is_infra=row.is_infra, message=row.message, error=row.error, job=row.job,
+        labels=row.labels, spec=spec, enforcement=row.enforcement,
+    )  # fmt: skip

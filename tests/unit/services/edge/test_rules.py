@@ -1,0 +1,127 @@
+"""Decisions about one sandbox."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.sandbox import ImageConfig, ResolvedSpec, SandboxSpec, StartItem
+from services.edge import rules
+from services.edge.drivers.base import BackendReport, Feature, Layer
+from shared import lifecycle
+from shared.errors import BY_CODE, CapacityExhausted, Internal, NotFound, PolicyDenied
+
+generations = st.integers(0, 6)
+perhaps = st.none() | generations
+
+
+@given(generations, perhaps, perhaps)
+def test_a_uid_never_gets_a_second_sandbox(
+    generation: int, present: int | None, buried: int | None
+) -> None:
+    verdict = rules.judge_start(generation, present=present, buried=buried)
+    if verdict == "start":
+        assert present is None and (buried is None or buried < generation)
+    if present is not None:
+        assert verdict == ("adopt" if generation > present else "repeat")
+
+
+@given(generations, generations)
+def test_a_stop_of_the_present_command_is_always_obeyed(generation: int, present: int) -> None:
+    verdict = rules.judge_op("stop", generation, present=present)
+    assert verdict == ("do" if generation >= present else "repeat")
+
+
+def test_a_repeated_pause_is_not_done_again() -> None:
+    """Else one that is delivered twice would undo the resume in between."""
+    assert rules.judge_op("pause", 2, present=2) == "repeat"
+    assert rules.judge_op("pause", 3, present=2) == "do"
+    assert rules.judge_op("set_timeout", 2, present=2) == "do"
+
+
+seconds = st.none() | st.floats(0.1, 1e6)
+
+
+@given(
+    seconds, seconds, st.floats(0, 1e6), st.floats(0, 1e6), st.booleans(), st.booleans()
+)
+def test_time_is_up_exactly_when_it_is(
+    idle_s: float | None, deadline_s: float | None, age: float, rest: float, busy: bool,
+    running: bool,
+) -> None:  # fmt: skip
+    now = 2e6
+    due = rules.due(
+        rules.Times(idle_s, deadline_s), now=now, started_at=now - age, active_at=now - rest,
+        busy=busy, running=running,
+    )  # fmt: skip
+    over = deadline_s is not None and now - age + deadline_s - now <= 0
+    idle = idle_s is not None and running and not busy and now - rest + idle_s - now <= 0
+    assert due.cause == ("deadline" if over else "idle_timeout" if idle else None)
+    if due.cause is None and due.wait_s is not None:
+        assert due.wait_s > 0
+    if deadline_s is None and (idle_s is None or not running):
+        assert due == rules.Due()
+
+
+def test_zero_removes_a_limit_and_none_keeps_it() -> None:
+    times = rules.Times(10.0, 20.0)
+    assert times.changed(None, None) == times
+    assert times.changed(0.0, 30.0) == rules.Times(None, 30.0)
+
+
+@pytest.mark.parametrize("code", sorted(BY_CODE))
+def test_every_failed_start_has_a_cause_the_scheduler_knows(code: str) -> None:
+    observed, cause = rules.failed_start(BY_CODE[code]("x"))
+    assert cause in lifecycle.CAUSES
+    assert (observed == "refused") == (code in ("capacity_exhausted", "unavailable"))
+
+
+def test_a_cause_of_the_error_wins() -> None:
+    assert rules.failed_start(NotFound("x", cause="image")) == ("failed", "image")
+    assert rules.failed_start(Internal("x", cause="start_timeout")) == (
+        "failed",
+        "start_timeout",
+    )
+    assert rules.failed_start(Internal("x", cause="made up")) == ("failed", "runtime")
+    assert rules.failed_start(CapacityExhausted("x")) == ("refused", "capacity")
+
+
+REPORT = BackendReport(True, features={"a": Feature(True), "b": Feature(False, "no bpf")})
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (SandboxSpec(), None),
+        (SandboxSpec(require=["a"]), None),
+        (SandboxSpec(require=["a", "b"]), "require"),
+        (SandboxSpec(require=["unheard"]), "require"),
+        (SandboxSpec(policy={"network": {}}), "policy"),
+        (SandboxSpec(on_timeout="pause"), "on_timeout"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(spec: SandboxSpec, field: str | None) -> None:
+    error = rules.check_spec(spec, REPORT, pausable=False)
+    assert (error.field if error else None) == field
+
+
+def test_the_reason_of_a_missing_enforcer_is_told() -> None:
+    error = rules.check_spec(SandboxSpec(require=["b"]), REPORT, pausable=False)
+    assert isinstance(error, PolicyDenied) and "no bpf" in error.message
+    broken = rules.check_spec(SandboxSpec(), BackendReport(False, "no engine"), pausable=True)
+    assert broken is not None and "no engine" in broken.message
+
+
+def test_a_spec_goes_over_the_defaults_of_its_image() -> None:
+    item = StartItem(uid="0" * 26, project="p", generation=1, spec=0, expires_at=0.0)
+    image = ImageConfig(env={"A": "i", "B": "i"}, workdir="/w", user="agent")
+    layers = [Layer("d", "/m")]
+    plain = rules.start_spec(item, ResolvedSpec(spec=SandboxSpec(), image=image), layers)
+    assert (plain.env, plain.workdir, plain.user) == ({"A": "i", "B": "i"}, "/w", "agent")
+    spec = SandboxSpec(env={"B": "s"}, workdir="/x", init_user="root", memory_limit_mb=64)
+    over = rules.start_spec(item, ResolvedSpec(spec=spec, image=image), layers)
+    assert (over.env, over.workdir, over.user) == ({"A": "i", "B": "s"}, "/x", "root")
+    assert (over.memory_mb, over.layers) == (64, layers)
+    bare = rules.start_spec(item, ResolvedSpec(spec=SandboxSpec()), [])
+    assert (bare.workdir, bare.user) == ("/", "root")

@@ -1,0 +1,243 @@
+"""What observations, operations and time do to a sandbox."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from schemas.base import WireError
+from schemas.sandbox import Observation, OpCommand, SandboxOpRequest
+from services.scheduler import decide, nodes
+from services.scheduler.decide import Deadlines
+from services.scheduler.model import Changes, Sandbox
+from shared import lifecycle as life
+
+UID = "01hzzzzzzzzzzzzzzzzzzzzzzz"
+AFTER = Deadlines(start_again_s=5, op_again_s=5, missing_s=10, attempts=3)
+
+
+def sandbox(state: str, **kw) -> Sandbox:
+    values = {
+        "uid": UID, "project": "lab", "state": state, "generation": 1, "placed_generation": 1,
+        "index": 0, "spec_idx": 0, "principal": "p", "backend": "fake", "cores": 1.0,
+        "memory_mb": 100, "expires_at": 1000.0, "created_at": 1.0, "changed_at": 1.0,
+        "node": None if state in (life.REQUESTED, life.REJECTED) else "n1", "request_id": UID,
+        "running_at": 5.0 if state in (life.RUNNING, life.PAUSED, life.PAUSING) else None,
+    }  # fmt: skip
+    return Sandbox(**{**values, **kw})
+
+
+def changes(row: Sandbox) -> Changes:
+    made = Changes()
+    made.load([row])
+    return made
+
+
+def see(row: Sandbox, observed: str, *, node: str = "n1", generation: int | None = None, **kw):
+    made = changes(row)
+    generation = row.generation if generation is None else generation
+    seen = Observation(uid=UID, generation=generation, observed=observed, at=100.0, **kw)
+    decide.observed(made, node, seen, now=100.0, deadlines=AFTER)
+    return made, made.rows[UID]
+
+
+def operate(row: Sandbox, verb: str, **kw):
+    made = changes(row)
+    request = SandboxOpRequest(request_id="01hop0000000000000000000op", uids=[UID], **kw)
+    command = OpCommand(project="lab", principal="p", verb=verb, request=request)
+    return made, decide.operate(made, UID, command, at=50.0, deadlines=AFTER)
+
+
+@pytest.mark.parametrize("state", life.STATES)
+def test_stop_is_legal_in_every_state(state: str) -> None:
+    """(L06)"""
+    row = sandbox(state)
+    made, error = operate(row, "stop")
+    after = made.rows[UID]
+    assert error is None
+    if row.terminal:
+        assert after.state == state
+    elif state == life.REQUESTED:
+        assert (after.state, after.cause) == (life.STOPPED, "cancelled")
+    else:
+        assert after.state == life.STOPPING
+        assert after.op_id is not None
+        if state != life.STOPPING:
+            assert [(o.verb, o.node, o.generation) for o in made.ops] == [("stop", "n1", 2)]
+
+
+def test_a_stop_before_the_start_beats_a_late_running() -> None:
+    made, _ = operate(sandbox(life.PLACED), "stop")
+    stopping = made.rows[UID]
+    _, late = see(stopping, "running", generation=1)
+    assert late.state == life.STOPPING
+    _, gone = see(stopping, "stopped")
+    assert (gone.state, gone.cause) == (life.STOPPED, "cancelled")
+
+
+def test_an_observation_of_an_ended_sandbox_that_lives_is_answered_with_a_stop() -> None:
+    """(B14)"""
+    made, row = see(sandbox(life.LOST, generation=2), "running", generation=1)
+    assert row.state == life.LOST
+    assert [(o.verb, o.node) for o in made.ops] == [("stop", "n1")]
+    made, _ = see(sandbox(life.RUNNING), "running", node="n2")
+    assert [(o.verb, o.node) for o in made.ops] == [("stop", "n2")]
+    nobody = Changes()
+    seen = Observation(uid=UID, generation=1, observed="running", at=1.0)
+    decide.observed(nobody, "n3", seen, now=1.0, deadlines=AFTER)
+    assert [(o.verb, o.node) for o in nobody.ops] == [("stop", "n3")]
+
+
+def test_a_refusal_excludes_the_node_until_attempts_are_used_up() -> None:
+    made, row = see(sandbox(life.PLACED), "refused", message="full")
+    assert (row.state, row.node, row.tried, made.place) == (life.REQUESTED, None, ("n1",), [UID])
+    tried = sandbox(life.PLACED, tried=("a", "b"))
+    made, row = see(tried, "refused", message="full")
+    assert (row.state, row.cause, row.is_infra) == (life.REJECTED, "capacity", True)
+    assert row.error is not None
+    assert row.error.code == "capacity_exhausted"
+    assert made.place == []
+
+
+def test_the_last_refusal_for_policy_is_told_as_such() -> None:
+    error = WireError(code="policy_denied", message="no enforcer", field="network_rules")
+    tried = sandbox(life.PLACED, tried=("a", "b"))
+    _, row = see(tried, "refused", error=error)
+    assert row.error == error
+
+
+@pytest.mark.parametrize(
+    ("observed", "cause", "state", "told", "infra"),
+    [
+        ("failed", None, life.FAILED, "runtime", True),
+        ("failed", "oom", life.FAILED, "oom", False),
+        ("stopped", None, life.STOPPED, "completed", False),
+        ("stopped", "idle_timeout", life.STOPPED, "idle_timeout", False),
+        ("unknown", None, life.LOST, "node_lost", True),
+        ("failed", "nonsense", life.FAILED, "runtime", True),
+    ],
+)
+def test_every_end_has_a_cause(observed, cause, state, told, infra) -> None:
+    _, row = see(sandbox(life.RUNNING), observed, cause=cause)
+    assert (row.state, row.cause, row.is_infra) == (state, told, infra)
+
+
+def test_a_start_that_ends_is_an_error_to_its_creator() -> None:
+    """(L28)"""
+    for observed in ("failed", "stopped", "unknown"):
+        _, row = see(sandbox(life.STARTING), observed)
+        assert row.error is not None
+        assert row.error.code == "sandbox_died"
+    made = changes(sandbox(life.STARTING))
+    decide.overdue(made, made.rows[UID], now=1000.0, deadlines=AFTER)
+    row = made.rows[UID]
+    assert (row.state, row.cause) == (life.FAILED, "start_timeout")
+    assert row.error is not None
+    assert row.error.code == "deadline_exceeded"
+    assert [o.verb for o in made.ops] == ["stop"]
+
+
+@pytest.mark.parametrize(
+    ("state", "verb"),
+    [(life.PAUSING, "pause"), (life.RESUMING, "resume"), (life.STOPPING, "stop")],
+)
+def test_an_unanswered_operation_is_asked_again(state: str, verb: str) -> None:
+    """(L14)"""
+    made = changes(sandbox(state, generation=4, deadline_at=10.0))
+    decide.overdue(made, made.rows[UID], now=11.0, deadlines=AFTER)
+    assert [(o.verb, o.generation) for o in made.ops] == [(verb, 4)]
+    assert made.rows[UID].deadline_at == 16.0
+
+
+def test_a_placed_sandbox_without_a_word_is_sent_again() -> None:
+    made = changes(sandbox(life.PLACED, deadline_at=10.0))
+    decide.overdue(made, made.rows[UID], now=11.0, deadlines=AFTER)
+    assert made.again == [UID]
+    assert made.rows[UID].deadline_at == 16.0
+
+
+def test_a_pause_where_it_has_no_meaning_is_a_conflict() -> None:
+    for state in (life.REQUESTED, life.PLACED, life.STOPPING, life.STOPPED, life.RESUMING):
+        made, result = operate(sandbox(state), "pause")
+        assert result is not None
+        assert result.error is not None
+        assert result.error.code == "conflict"
+        assert made.changed() == []
+
+
+def test_a_foreign_sandbox_does_not_exist() -> None:
+    made, result = operate(sandbox(life.RUNNING, project="other"), "stop")
+    assert result is not None
+    assert result.error is not None
+    assert result.error.code == "not_found"
+    assert made.ops == []
+
+
+observations = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["starting", "running", "refused", "failed", "stopped", "paused", "resumed", "unknown"]
+        ),
+        st.integers(0, 4),
+        st.sampled_from(["n1", "n2"]),
+        st.sampled_from([None, "stop", "pause", "resume", "overdue"]),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(start=st.sampled_from([s for s in life.STATES if s != life.REJECTED]), history=observations)
+def test_whatever_comes_the_books_balance(start, history) -> None:
+    """Whatever order things come in: an end is an end, a row on a node has one, each
+    step continues the last, and reservations equal what is there (L07)."""
+    row = sandbox(start)
+    made = changes(row)
+    ended: Sandbox | None = row if row.terminal else None
+    for observed, generation, node, verb in history:
+        seen = Observation(uid=UID, generation=generation, observed=observed, at=9.0)
+        decide.observed(made, node, seen, now=9.0, deadlines=AFTER)
+        if verb == "overdue":
+            decide.overdue(made, made.rows[UID], now=9.0, deadlines=AFTER)
+        elif verb:
+            request = SandboxOpRequest(request_id=UID, uids=[UID])
+            command = OpCommand(project="lab", principal="p", verb=verb, request=request)
+            decide.operate(made, UID, command, at=9.0, deadlines=AFTER)
+        if UID in made.place and made.rows[UID].state == life.REQUESTED:
+            made.place.clear()
+            decide.place(made, made.rows[UID], "n2", at=9.0, deadlines=AFTER)
+        now = made.rows[UID]
+        if ended is not None:
+            assert (now.state, now.cause) == (ended.state, ended.cause)
+        ended = now if now.terminal else None
+    after = made.rows[UID]
+    assert not after.on_node or after.node
+    assert not after.terminal or after.cause or row.terminal
+    state = start
+    for step in made.steps:
+        assert step.source == state
+        state = step.target
+    assert state == after.state
+    moved = nodes.deltas(made.was, made.changed())
+    held = {r.node: 1 for r in [after] if r.on_node}
+    before = {r.node: 1 for r in [row] if r.on_node}
+    for name in ("n1", "n2"):
+        assert before.get(name, 0) + moved.get(name, (0, 0, 0))[2] == held.get(name, 0)
+
+
+def test_a_sandbox_found_again_is_not_missing() -> None:
+    flagged = sandbox(life.RUNNING, deadline_at=10.0)
+    _, row = see(flagged, "running")
+    assert row.deadline_at is None
+    made = changes(flagged)
+    decide.overdue(made, flagged, now=11.0, deadlines=AFTER)
+    assert made.rows[UID].state == life.LOST
+
+
+def test_an_operation_ends_its_wait_with_the_next_settled_state() -> None:
+    waiting = replace(sandbox(life.PAUSING, generation=2), op_id="op")
+    for observed, state in (("paused", life.PAUSED), ("resumed", life.RUNNING)):
+        _, row = see(waiting, observed)
+        assert (row.state, row.op_id, row.deadline_at) == (state, None, None)

@@ -1,0 +1,60 @@
+"""Identifiers: forms, order, the uids of a batch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared import ids
+
+nodes = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True)
+ulids = st.from_regex(r"[0-7][0-9a-hjkmnp-tv-z]{25}", fullmatch=True)
+
+
+def test_a_new_id_is_a_ulid_and_later_ones_sort_later() -> None:
+    made = [ids.new() for _ in range(1000)]
+    assert all(ids.is_ulid(i) for i in made)
+    assert len(set(made)) == 1000
+    assert [i[:10] for i in made] == sorted(i[:10] for i in made)
+
+
+@given(nodes, ulids)
+def test_a_sandbox_id_carries_its_route(node: str, uid: str) -> None:
+    assert ids.split_sandbox_id(ids.sandbox_id(node, uid)) == (node, uid)
+
+
+@given(st.text(max_size=100))
+def test_any_other_text_is_refused(text: str) -> None:
+    try:
+        node, uid = ids.split_sandbox_id(text)
+    except ValueError as exc:
+        assert "not a sandbox id" in str(exc)
+    else:
+        assert ids.sandbox_id(node, uid) == text
+        assert ids.is_ulid(uid)
+        assert ids.is_token(node)
+
+
+@given(ulids, st.integers(0, 40_000))
+def test_a_batchs_uids_are_functions_of_request_and_index(request: str, index: int) -> None:
+    uid = ids.item_uid(request, index)
+    assert ids.is_ulid(uid)
+    assert uid == ids.item_uid(request, index)
+    assert uid[:10] == request[:10], "they sort with their request"
+    assert (uid == request) == (index == 0)
+
+
+def test_a_full_batchs_uids_differ() -> None:
+    request = ids.new()
+    assert len({ids.item_uid(request, i) for i in range(32_768)}) == 32_768
+
+
+@pytest.mark.parametrize("text", ["", "-a", "a-", "A", "a.b", "a b", "a*", ">", "x" * 64, "a\n"])
+def test_what_could_break_out_of_a_subject_is_no_token(text: str) -> None:
+    assert not ids.is_token(text)
+
+
+@pytest.mark.parametrize("text", ["", "8" + "0" * 25, "0" * 25, "i" + "0" * 25, "0" * 26 + "\n"])
+def test_what_is_no_ulid(text: str) -> None:
+    assert not ids.is_ulid(text)
