@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_it_starts_again_on_its_state_and_ctrl_c_leaves_nothing(
     report = first.ready()
     names = [row["name"] for row in report["processes"]]
     assert names[:3] == ["nats", "postgres", "valkey"]
-    assert names[-1] == "edge-local1"
+    assert names[-1].startswith("edge-")
     config = tomllib.loads(Path(report["config"]).read_text())
     assert (config["url"], config["project"]) == (report["url"], "root")
     for name in ("client.env", "config.toml", "secrets.json", "access.json"):
@@ -100,14 +101,10 @@ def test_a_killed_supervisor_takes_its_children_with_it(command: Any) -> None:
 
 def test_ctrl_c_before_it_is_ready_leaves_nothing(command: Any) -> None:
     one = command()
-    psutil.Process(one.process.pid)
-    end = 0
-    while not one.family() and end < 200:
-        end += 1
-        try:
-            one.process.wait(0.05)
-        except subprocess.TimeoutExpired:
-            pass
+    for _ in range(200):
+        if one.family():
+            break
+        time.sleep(0.05)
     family = one.family()
     assert family
     one.end(signal.SIGINT)
@@ -143,7 +140,7 @@ def test_two_on_one_state_directory_are_refused(command: Any) -> None:
 def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for options in ({"driver": "nimbus"}, {"driver": ()}, {"driver": "container", "nodes": 2},
                     {"driver": "fake", "nodes": 0}):  # fmt: skip
-        with pytest.raises(ValueError, match="driver|nodes"):
+        with pytest.raises(ValueError, match=r"driver|nodes"):
             LocalSystem(LocalOptions(state_dir=tmp_path, **options))  # type: ignore[arg-type]
     assert default_state_dir().is_absolute()
 
