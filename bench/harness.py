@@ -70,8 +70,9 @@ async def local_system(**options: Any) -> Any:
     from libdsec import DSecClient
     from services.local import LocalOptions, LocalSystem
 
+    chosen = LocalOptions(driver="container", image_roots=[cache_dir()], **options)
     async with (
-        LocalSystem(LocalOptions(driver="container", image_roots=[cache_dir()], **options)) as system,
+        LocalSystem(chosen) as system,
         DSecClient(url=system.url, api_key=system.admin_key, project=system.project) as client,
     ):
         await ensure_base(client)

@@ -53,7 +53,8 @@ def _cgroups(node: str) -> Iterable[str]:
 
 def _namespaces(node: str) -> Iterable[str]:
     folder = Path("/run/netns")
-    return [f"netns {p.name}" for p in folder.iterdir() if node in p.name] if folder.is_dir() else []
+    names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    return [f"netns {name}" for name in names if node in name]
 
 
 def _processes(marks: tuple[str, ...]) -> Iterable[str]:

@@ -135,7 +135,7 @@ class Durable:
     stream: str
     filters: tuple[str, ...]
     owner: str
-    ack_wait_s: int = 30
+    ack_wait_s: int = 15
     max_deliver: int = 12
     max_ack_pending: int = 20_000
     batch: int = 256

@@ -28,7 +28,7 @@
 #define DRAIN_MAX_NS 2000000000ull  /* the drain ends then at the latest */
 #define KILL_MAX_NS 5000000000ull   /* a killed tree is reported gone or not by then */
 #define SESSIONS_MAX 32
-#define SPARES 2                    /* children kept ready for the next commands */
+#define NESTS 2                     /* kept ready for the next commands */
 #define SPARE_QUIET_NS 1000000ull   /* no refill this soon after a launch */
 #define ARG_MAX_BYTES 131072u       /* kernel bound of one argument or variable */
 
@@ -98,20 +98,27 @@ int cg_leaf_open(char *name, size_t size); /* directory of a new leaf, -1 withou
 int cg_leaf_enter(int leaf);
 void cg_leaf_kill(int leaf, pid_t pgid);
 bool cg_leaf_empty(int leaf);
+bool cg_leaf_holds_only(int leaf, pid_t pid);
 void cg_leaf_drop(int leaf, const char *name);
 void cg_sweep_leaves(void);
 uint64_t cg_oom_kills(void);
 
-/* ---- launch.c: the launcher process and its spare children ---- */
+/* ---- launch.c: the launcher and nests; spares.c: what is kept ready ---- */
 enum kind { K_EXEC = 1, K_FILE, K_SHELL };
 enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_CONTROL, L_TEXT, L_FDS };
+#define NEST_BIT 0x80000000u
 struct launch { uint32_t kind; int fds[L_FDS]; };
-struct place { uint32_t slot; pid_t pid; int leaf; char leaf_name[32]; };
+struct place { uint32_t slot; pid_t pid; int leaf, nest; char leaf_name[32]; };
+struct reply { uint32_t number; int32_t pid; };
 extern int launcher_fd;
 extern pid_t launcher_pid;
 int launcher_start(void);
-void launcher_news(void);
+int send_fds(int sock, uint32_t number, const int *fds, int count);
 int launch(struct launch *l, struct place *where); /* closes the descriptors of l */
+void place_leave(struct place *at);
+void launcher_news(void);
+void nests_clear(void);
+int nest_fd(int i);
 bool spare_reaped(pid_t pid);
 void launch_reaped(pid_t pid, int status);
 uint64_t spares_refill(uint64_t now, bool at_once);
@@ -170,7 +177,8 @@ void op_input(struct op *op, const uint8_t *p, size_t n);
 void op_input_end(struct op *op);
 void op_signal(struct op *op, int sig);
 void op_rewind(struct op *op);
-void ops_lost_launcher(void);
+void op_lost(int leaf);
+void ops_leave(void);
 void ops_disconnected(void);
 void ops_list(struct buf *b);
 
@@ -202,6 +210,7 @@ void channel_accept(void);
 void channel_read(void);
 void channel_write(void);
 void channel_close(void);
+extern bool set_up;                  /* SETUP succeeded once */
 bool channel_ready(void);            /* HELLO was exchanged */
 void send_frame(uint8_t type, uint32_t id, const void *p, size_t n);
 void send_data(uint32_t id, uint8_t stream, const void *p, size_t n);

@@ -130,6 +130,15 @@ bool cg_leaf_empty(int leaf)
     return strstr(text, "populated 0") != NULL;
 }
 
+bool cg_leaf_holds_only(int leaf, pid_t pid)
+{
+    char text[64], want[24];
+    if (leaf < 0 || pid <= 1)
+        return false;
+    snprintf(want, sizeof want, "%d\n", pid);
+    return read_at(leaf, "cgroup.procs", text, sizeof text) > 0 && !strcmp(text, want);
+}
+
 void cg_leaf_drop(int leaf, const char *name)
 {
     if (leaf >= 0)

@@ -19,6 +19,7 @@ struct buf conn_out;
 const char *generation = "";
 static struct buf conn_in;
 static bool greeted;
+bool set_up;
 static int passed[FDS_MAX], passed_count;
 
 int channel_listen(const char *path)
@@ -51,8 +52,10 @@ static void drop_passed(void)
 
 void channel_close(void)
 {
-    if (conn_fd >= 0)
+    if (conn_fd >= 0) {
+        shutdown(conn_fd, SHUT_RDWR);
         close(conn_fd);
+    }
     conn_fd = -1;
     greeted = false;
     buf_free(&conn_in);
@@ -192,7 +195,8 @@ static void on_setup(uint32_t id, const uint8_t *p, size_t n)
     }
     cg_set(passed, passed_count, (int)v1, v2, oom);
     passed_count = 0;
-    if (launcher_start())
+    set_up = !launcher_start();
+    if (!set_up)
         op_refuse(id, "internal", NULL, "the launcher cannot join the workload's cgroups");
     else
         send_frame(M_OK, id, NULL, 0);
@@ -284,7 +288,7 @@ static bool take_frames(void)
 {
     size_t at = 0;
     int fd = conn_fd;
-    while (conn_in.len - at >= 9) {
+    while (conn_in.len - at >= 4) {
         const uint8_t *p = conn_in.p + at;
         uint32_t n = get_u32(p);
         if (n < 5 || n > FRAME_MAX)

@@ -96,16 +96,6 @@ static char **build_env(const struct reader *spec, const struct user *u)
     return env;
 }
 
-/* Commands die before the launcher when memory runs out. */
-static void be_first_to_go(void)
-{
-    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        if (write(fd, "300", 3) < 0) {}
-        close(fd);
-    }
-}
-
 /* Descriptors the shell finds: the script is read-only and opened afresh, so that
  * its offset is its own. */
 static void keep_as(int fd, int at)
@@ -190,7 +180,6 @@ static void run(const struct launch *l, const struct reader *spec, const struct 
     size_t argc;
     char **argv = collect(spec, T_ARGV, 0, &argc);
     char **env = build_env(spec, u);
-    be_first_to_go();
     int err = user_become(u);
     if (err)
         child_fail(status, "internal", "user", err, "cannot become user %s", user_name);

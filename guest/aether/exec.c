@@ -131,20 +131,37 @@ void op_kill(struct op *op)
     }
 }
 
-void ops_lost_launcher(void)
+static bool lost_with(const struct place *at, int leaf)
+{
+    return !at->pid && (leaf < 0 ? !at->nest : at->leaf == leaf);
+}
+
+/* The process that was to make a command died (-1: the launcher): commands whose child
+ * it had not told of have failed. They may have been cloned all the same. */
+void op_lost(int leaf)
 {
     for (int i = 0; i < OPS_MAX; i++) {
         struct op *op = &ops[i];
-        if (!op->used || !op->sent || op->at.pid || op->reaped || op->session)
+        if (!op->used || !op->sent || op->reaped || op->session || !lost_with(&op->at, leaf))
             continue;
-        cg_leaf_kill(op->at.leaf, 0); /* it may have been cloned before the launcher died */
+        cg_leaf_kill(op->at.leaf, 0);
         put_error(&op->report, "unavailable", NULL, 0, "the launcher died under the command");
         op->failed = true;
         op_exited(op, 0);
     }
-    for (int i = 0; i < SESSIONS_MAX; i++)
-        if (sessions[i].used && !sessions[i].at.pid && !sessions[i].dead)
-            session_end(&sessions[i]);
+    for (int i = 0; i < SESSIONS_MAX; i++) {
+        struct session *s = &sessions[i];
+        if (s->used && s->started && !s->dead && lost_with(&s->at, leaf))
+            session_end(s);
+    }
+}
+
+/* Gives up the places of finished commands: done after their answers were sent. */
+void ops_leave(void)
+{
+    for (int i = 0; i < OPS_MAX; i++)
+        if (ops[i].used && ops[i].done && ops[i].at.leaf >= 0)
+            place_leave(&ops[i].at);
 }
 
 void op_read(struct op *op, int which)
@@ -259,9 +276,6 @@ static void op_finish(struct op *op)
             close(op->out[i].fd);
         op->out[i].fd = -1;
     }
-    cg_leaf_drop(op->at.leaf, op->at.leaf_name);
-    op->at.leaf = -1;
-    op->at.leaf_name[0] = 0;
     op->done = true;
     finished_now = true;
     op->finished_seq = ++finished;

@@ -1,16 +1,17 @@
-/* The launcher and its spares.
+/* The processes that make commands: the launcher, nests, and what they clone.
  *
- * The launcher is a process that lives in the workload's cgroups; it clones children
- * for the agent (CLONE_PARENT), so no command pays for entering the v1 cgroups. Every
- * child also needs a leaf cgroup of its own, by which its whole tree can be killed.
- * Entering one costs an RCU grace period of milliseconds on a quiet machine (and
- * container engines' seccomp profiles refuse clone3, which would avoid it), so a few
- * children are made ahead of time: a spare sits in its leaf and waits for a command.
- * When the workload kills the launcher (a plain process of the sandbox), the agent
- * starts another one. */
+ * The launcher lives in the workload's cgroups; everything of the sandbox descends from
+ * it, cloned as a child of the agent (CLONE_PARENT). So no command pays for entering
+ * the v1 cgroups. Every command also needs a leaf of its own in the v2 tree, by which
+ * its whole tree can be killed. Entering one waits for an RCU grace period, 8 ms on a
+ * quiet machine, and container engines' seccomp profiles refuse clone3, which would
+ * avoid it. Hence *nests*: a process that has entered a leaf once and clones, there,
+ * one command after the other. What the agent keeps ready of them is in spares.c.
+ */
 #include "aether.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -24,23 +25,12 @@
 #include <unistd.h>
 
 #define JOIN_MAX_MS 5000
-#define EARLY_MAX 256
 
 int launcher_fd = -1;
 pid_t launcher_pid;
 
-struct reply { uint32_t slot; int32_t pid; };
-struct spare { bool used; int sock; struct place at; };
-
-static struct spare spares[SPARES];
-static uint32_t serial;
-static uint64_t last_launch;
-static int pending; /* children asked for without an answer yet */
-static struct { pid_t pid; int status; } early[EARLY_MAX]; /* dead before their answer */
-static int early_count;
-
 /* Sends a number and descriptors (-1: absent, told by the mask). */
-static int send_fds(int sock, uint32_t number, const int *fds, int count)
+int send_fds(int sock, uint32_t number, const int *fds, int count)
 {
     union { char raw[CMSG_SPACE(L_FDS * sizeof(int))]; struct cmsghdr align; } control;
     uint32_t head[2] = {number, 0};
@@ -87,44 +77,83 @@ static int recv_fds(int sock, uint32_t *number, int *fds, int count)
     return 0;
 }
 
-static void spare_main(int sock, int leaf) __attribute__((noreturn));
-static void spare_main(int sock, int leaf)
+/* Commands die before the launcher when memory runs out. */
+static void be_first_to_go(void)
+{
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        if (write(fd, "300", 3) < 0) {}
+        close(fd);
+    }
+}
+
+static void wait_for_command(int sock, int failed) __attribute__((noreturn));
+static void wait_for_command(int sock, int failed)
 {
     struct launch l;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    setsid();
-    bool inside = leaf < 0 || !cg_leaf_enter(leaf);
-    int err = errno;
+    be_first_to_go();
     if (recv_fds(sock, &l.kind, l.fds, L_FDS))
         _exit(0);
     close(sock);
-    if (leaf >= 0)
-        close(leaf);
-    if (!inside)
-        child_fail(l.fds[L_STATUS], "unavailable", NULL, err, "cannot enter the command's cgroup");
+    if (failed)
+        child_fail(l.fds[L_STATUS], "unavailable", NULL, failed,
+                   "cannot enter the command's cgroup");
     child_main(&l);
 }
 
-static void launcher_main(int fd) __attribute__((noreturn));
-static void launcher_main(int fd)
+static void serve_clones(int sock) __attribute__((noreturn));
+
+/* A cloned process: a nest, or a command to be. `leaf` is given where it must enter one. */
+static void cloned(uint32_t number, int sock, int leaf) __attribute__((noreturn));
+static void cloned(uint32_t number, int sock, int leaf)
+{
+    int failed = 0;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setsid();
+    if (leaf >= 0) {
+        failed = cg_leaf_enter(leaf) ? errno : 0;
+        close(leaf);
+    }
+    if (!(number & NEST_BIT))
+        wait_for_command(sock, failed);
+    if (failed)
+        _exit(1);
+    serve_clones(sock);
+}
+
+/* What the launcher and a nest do: a clone for each request until the agent closes. */
+static void serve_clones(int sock)
 {
     int fds[2];
     struct reply r;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    while (!recv_fds(fd, &r.slot, fds, 2)) {
+    while (!recv_fds(sock, &r.number, fds, 2)) {
         pid_t pid = (pid_t)syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0);
         if (pid == 0) {
-            close(fd);
-            spare_main(fds[0], fds[1]);
+            close(sock);
+            cloned(r.number, fds[0], fds[1]);
         }
         r.pid = pid < 0 ? -errno : pid;
         for (int i = 0; i < 2; i++)
             if (fds[i] >= 0)
                 close(fds[i]);
-        if (send(fd, &r, sizeof r, MSG_NOSIGNAL) < 0)
+        if (send(sock, &r, sizeof r, MSG_NOSIGNAL) < 0)
             break;
     }
     _exit(0);
+}
+
+/* Closes all of the agent's descriptors but one: a copy of the connection here would
+ * keep it open when the agent closes it. */
+static int keep_only(int sock)
+{
+    if (sock != 3) {
+        dup3(sock, 3, O_CLOEXEC);
+        close(sock);
+    }
+    if (syscall(SYS_close_range, 4, ~0u, 0))
+        for (int fd = 4; fd < 4096; fd++)
+            close(fd);
+    return 3;
 }
 
 /* Starts the launcher and waits until it has joined; replaces one that runs. */
@@ -137,13 +166,16 @@ int launcher_start(void)
     if (launcher_fd >= 0)
         close(launcher_fd); /* the old one ends when it reads the end of its socket */
     launcher_fd = -1;
+    nests_clear();
     pid_t pid = fork();
     if (pid == 0) {
         close(pair[0]);
         cg_join();
-        if (send(pair[1], "r", 1, MSG_NOSIGNAL) != 1)
+        int sock = keep_only(pair[1]);
+        if (send(sock, "r", 1, MSG_NOSIGNAL) != 1)
             _exit(1);
-        launcher_main(pair[1]);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        serve_clones(sock);
     }
     close(pair[1]);
     struct pollfd p = {pair[0], POLLIN, 0};
@@ -157,155 +189,6 @@ int launcher_start(void)
     launcher_fd = pair[0];
     launcher_pid = pid;
     return 0;
-}
-
-static int spare_make(struct spare *sp)
-{
-    int pair[2];
-    if (launcher_fd < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
-        return -1;
-    memset(sp, 0, sizeof *sp);
-    sp->at.leaf = cg_leaf_open(sp->at.leaf_name, sizeof sp->at.leaf_name);
-    sp->at.slot = ++serial;
-    sp->sock = pair[0];
-    int failed = send_fds(launcher_fd, sp->at.slot, (int[]){pair[1], sp->at.leaf}, 2);
-    close(pair[1]);
-    if (failed) {
-        close(sp->sock);
-        cg_leaf_drop(sp->at.leaf, sp->at.leaf_name);
-        return -1;
-    }
-    pending++;
-    sp->used = true;
-    return 0;
-}
-
-static void spare_drop(struct spare *sp)
-{
-    close(sp->sock);
-    cg_leaf_kill(sp->at.leaf, sp->at.pid);
-    cg_leaf_drop(sp->at.leaf, sp->at.leaf_name);
-    sp->used = false;
-}
-
-/* Gives the command to the oldest spare, or to a child made for it. */
-static int hand_over(const struct launch *l, struct place *where)
-{
-    for (int tries = 0; tries < SPARES + 2; tries++) {
-        struct spare made = {0}, *sp = NULL;
-        for (int i = 0; i < SPARES; i++)
-            if (spares[i].used && (!sp || spares[i].at.slot < sp->at.slot))
-                sp = &spares[i];
-        if (!sp && spare_make(sp = &made)) {
-            launcher_news();
-            if (launcher_fd < 0 && launcher_start())
-                return -1;
-            continue;
-        }
-        if (send_fds(sp->sock, l->kind, l->fds, L_FDS)) {
-            spare_drop(sp); /* it was killed from inside */
-            continue;
-        }
-        close(sp->sock);
-        *where = sp->at;
-        sp->used = false;
-        return 0;
-    }
-    return -1;
-}
-
-int launch(struct launch *l, struct place *where)
-{
-    int failed = 0;
-    for (int i = 0; i <= L_STATUS; i++)
-        failed |= l->fds[i] < 0;
-    if (!failed)
-        failed = hand_over(l, where);
-    for (int i = 0; i < L_FDS; i++)
-        if (l->fds[i] >= 0)
-            close(l->fds[i]);
-    last_launch = now_ns();
-    return failed;
-}
-
-/* Makes one missing spare; returns when it wants to be asked again. */
-uint64_t spares_refill(uint64_t now, bool at_once)
-{
-    if (launcher_fd < 0)
-        return UINT64_MAX;
-    for (int i = 0; i < SPARES; i++) {
-        if (spares[i].used)
-            continue;
-        if (!at_once && now < last_launch + SPARE_QUIET_NS)
-            return last_launch + SPARE_QUIET_NS;
-        if (spare_make(&spares[i]))
-            return UINT64_MAX;
-    }
-    return UINT64_MAX;
-}
-
-bool spare_reaped(pid_t pid)
-{
-    for (int i = 0; i < SPARES; i++)
-        if (spares[i].used && spares[i].at.pid == pid) {
-            spare_drop(&spares[i]);
-            return true;
-        }
-    return false;
-}
-
-/* A child's end; one whose pid is not known yet is remembered for its answer. */
-void launch_reaped(pid_t pid, int status)
-{
-    if (pending) {
-        if (early_count == EARLY_MAX)
-            memmove(early, early + 1, sizeof early[0] * (size_t)--early_count);
-        early[early_count].pid = pid;
-        early[early_count++].status = status;
-    }
-    op_reaped(pid, status);
-}
-
-static void answered(const struct reply *r)
-{
-    struct spare *sp = NULL;
-    for (int i = 0; i < SPARES; i++)
-        if (spares[i].used && spares[i].at.slot == r->slot)
-            sp = &spares[i];
-    bool dead = r->pid > 0 && kill(r->pid, 0) && errno == ESRCH;
-    if (sp && (r->pid <= 0 || dead))
-        spare_drop(sp);
-    else if (sp)
-        sp->at.pid = r->pid;
-    else
-        op_launched(r->slot, r->pid);
-    for (int i = early_count; dead && !sp && i-- > 0;)
-        if (early[i].pid == r->pid) {
-            op_reaped(r->pid, early[i].status);
-            break;
-        }
-    if (--pending <= 0)
-        pending = early_count = 0;
-}
-
-/* Takes the launcher's answers; when it died, what it had not answered has failed. */
-void launcher_news(void)
-{
-    struct reply r;
-    ssize_t k = -1;
-    errno = EAGAIN;
-    while (launcher_fd >= 0 && (k = recv(launcher_fd, &r, sizeof r, 0)) == sizeof r)
-        answered(&r);
-    if (launcher_fd < 0 || (k < 0 && (errno == EAGAIN || errno == EINTR)))
-        return;
-    close(launcher_fd);
-    launcher_fd = -1;
-    pending = early_count = 0;
-    for (int i = 0; i < SPARES; i++)
-        if (spares[i].used && !spares[i].at.pid)
-            spare_drop(&spares[i]);
-    ops_lost_launcher();
-    launcher_start();
 }
 
 int spec_memfd(const uint8_t *p, size_t n)

@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define FIXED 4
+#define FIXED (4 + NESTS)
 #define POLL_MAX (FIXED + OPS_MAX * 4 + SESSIONS_MAX)
 
 static struct pollfd polled[POLL_MAX];
@@ -142,10 +142,15 @@ static void turn(int chld)
     polled[1] = (struct pollfd){conn_fd, (short)(POLLIN | (conn_out.len ? POLLOUT : 0)), 0};
     polled[2] = (struct pollfd){chld, POLLIN, 0};
     polled[3] = (struct pollfd){launcher_fd, POLLIN, 0};
+    bool news = false;
+    for (int i = 0; i < NESTS; i++)
+        polled[4 + i] = (struct pollfd){nest_fd(i), POLLIN, 0};
     if (poll(polled, (nfds_t)n, wait_ms(due, now)) < 0 && errno != EINTR)
         fatal("poll: %s", strerror(errno));
     serve(n);
-    if (polled[3].revents)
+    for (int i = 3; i < FIXED; i++)
+        news |= polled[i].revents != 0;
+    if (news)
         launcher_news();
     if (polled[2].revents)
         reap(chld);
@@ -162,6 +167,7 @@ static void turn(int chld)
     }
     if (conn_fd >= 0 && conn_out.len)
         channel_write();
+    ops_leave();
     refill_due = spares_refill(now_ns(), finished_now);
     finished_now = false;
 }

@@ -47,7 +47,8 @@ void op_free(struct op *op)
         close(op->in_fd);
     if (op->status_fd >= 0)
         close(op->status_fd);
-    cg_leaf_drop(op->at.leaf, op->at.leaf_name);
+    if (op->at.leaf >= 0 || op->at.nest)
+        place_leave(&op->at);
     buf_free(&op->in);
     buf_free(&op->report);
     buf_free(&op->result);
@@ -103,6 +104,10 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
 void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
 {
     struct wish w = {.limit = 10u << 20};
+    if (!set_up) { /* nothing ever runs outside the workload's groups */
+        op_refuse(id, "unavailable", NULL, "the agent was not set up");
+        return;
+    }
     if (op_by_id(id)) {
         op_refuse(id, "conflict", "op_id", "the operation id is in use");
         return;

@@ -39,10 +39,8 @@ static void shell_drop(struct session *s)
     close_fd(&s->state_fd);
     close_fd(&s->out_fd);
     close_fd(&s->err_fd);
-    cg_leaf_drop(s->at.leaf, s->at.leaf_name);
-    s->at.leaf = -1;
-    s->at.leaf_name[0] = 0;
-    s->at.pid = 0;
+    if (s->started)
+        place_leave(&s->at);
     s->started = s->dead = false;
 }
 

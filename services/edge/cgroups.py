@@ -9,6 +9,7 @@ journalled with a sandbox and outlive the edge. Blocking; called in threads.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -25,7 +26,7 @@ V1_WANTED = ("memory", "pids", "cpu", "cpuacct", "freezer")
 WORK = "work"
 AGENT = "agent"
 CPU_PERIOD_US = 100_000
-PIDS_OF_AGENT = 4  # the launcher and its spares live in the workload's groups
+PIDS_OF_AGENT = 5  # the launcher, nests and spares live in the workload's groups
 KILL_WAIT_S = 5.0
 REMOVE_WAIT_S = 2.0
 POLL_S = 0.0005
@@ -222,8 +223,11 @@ class CgroupDriver:
             return
         deadline = time.monotonic() + KILL_WAIT_S
         while _populated(group):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 (group / "cgroup.kill").write_text("1")
+            except OSError as err:
+                if err.errno not in (errno.ENOENT, errno.ENODEV):  # the engine removed it
+                    raise Unavailable(f"processes cannot be killed: {err}") from err
             if time.monotonic() > deadline:
                 raise Unavailable("processes of the sandbox do not die", cause="runtime")
             time.sleep(POLL_S)
@@ -308,7 +312,8 @@ def _remove_tree(directory: Path) -> bool:
         return True
     except OSError:
         return False
-    if not all([_remove_tree(child) for child in children]):
+    gone = [_remove_tree(child) for child in children]
+    if not all(gone):
         return False
     try:
         directory.rmdir()

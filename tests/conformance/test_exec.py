@@ -101,9 +101,7 @@ async def test_a_bad_field_is_named(
     assert caught.value.field == field
 
 
-async def test_output_over_the_budget_keeps_head_and_tail(
-    driver: Driver, sandbox: Handle
-) -> None:
+async def test_output_over_the_budget_keeps_head_and_tail(driver: Driver, sandbox: Handle) -> None:
     script = "echo HEAD; head -c 300000 /dev/zero | tr '\\0' x; echo TAIL"
     ran = await run(driver, sandbox, script, output_limit_bytes=10_000)
     assert len(ran.stdout) == 10_000

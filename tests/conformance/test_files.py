@@ -42,9 +42,7 @@ async def test_append_adds(files: Files, sandbox: Handle) -> None:
     assert info.size == 2 and await content(files, sandbox, "/a") == b"12"
 
 
-async def test_an_input_that_breaks_off_leaves_the_old_file(
-    files: Files, sandbox: Handle
-) -> None:
+async def test_an_input_that_breaks_off_leaves_the_old_file(files: Files, sandbox: Handle) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"new"
         raise RuntimeError("the source broke")

@@ -20,9 +20,7 @@ async def test_probe_reports_exec_as_a_feature(driver: Driver) -> None:
     assert report.features["exec"].supported
 
 
-async def test_start_returns_a_sandbox_whose_agent_answers(
-    driver: Driver, sandbox: Handle
-) -> None:
+async def test_start_returns_a_sandbox_whose_agent_answers(driver: Driver, sandbox: Handle) -> None:
     assert (await driver.inspect(sandbox)).alive
     assert (await run(driver, sandbox, "echo up")).stdout == b"up\n"
 

@@ -107,7 +107,7 @@ async def test_a_store_killed_under_load_loses_nothing(fake_system, store: str) 
 
 async def test_an_edge_killed_under_load_keeps_its_sandboxes(fake_system) -> None:
     async with open_client(fake_system) as client:
-        before = [s for s in await client.create_many(FAKE, n=10, timeout=CREATE_S)]
+        before = list(await client.create_many(FAKE, n=10, timeout=CREATE_S))
         load = Load(client)
         running = asyncio.create_task(load.run())
         await asyncio.sleep(0.5)

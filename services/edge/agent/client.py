@@ -22,7 +22,8 @@ from shared.errors import DsecError, Unavailable, Unsupported, from_code
 
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
-EVENTS_MAX = 4096  # of one operation; credit keeps it far below
+HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both streams
+EVENTS_MAX = 4096  # of one operation, however small
 
 OnOutput = Callable[[int, bytes], Awaitable[None]]
 
@@ -53,6 +54,7 @@ class _Operation:
         self.id = op_id
         self.events: deque[tuple[int, Any]] = deque()
         self.ready = asyncio.Event()
+        self.held_bytes = 0
         self.stdin_credit = wire.WINDOW_BYTES
         self.credit_changed = asyncio.Event()
 
@@ -60,11 +62,21 @@ class _Operation:
         self.events.append((type_, value))
         self.ready.set()
 
+    def put_data(self, payload: bytes) -> None:
+        """Raises :class:`ProtocolError` when the agent sends more than its credit."""
+        self.held_bytes += len(payload) - 1
+        if self.held_bytes > HELD_BYTES_MAX or len(self.events) > EVENTS_MAX:
+            raise ProtocolError("more output than credit")
+        self.put(Msg.DATA, payload)
+
     async def next(self) -> tuple[int, Any]:
         while not self.events:
             self.ready.clear()
             await self.ready.wait()
-        return self.events.popleft()
+        type_, value = self.events.popleft()
+        if type_ == Msg.DATA:
+            self.held_bytes -= len(value) - 1
+        return type_, value
 
 
 class AgentClient(asyncio.Protocol):
@@ -85,8 +97,9 @@ class AgentClient(asyncio.Protocol):
         deadline_s: float = 5.0, wait: bool = False,
     ) -> AgentClient:  # fmt: skip
         """Connects to the socket at ``path``, checks version and ``generation``, hands
-        over ``cgroups``. With ``wait`` an agent that does not listen yet is waited for. Raises ``Unavailable`` (nobody answers in time) or
-        ``Unsupported`` (other version or generation)."""
+        over ``cgroups``. With ``wait`` an agent that does not listen yet is waited for.
+        Raises ``Unavailable`` (nobody answers in time) or ``Unsupported`` (other version
+        or generation)."""
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
@@ -108,7 +121,7 @@ class AgentClient(asyncio.Protocol):
         try:
             sock.setblocking(False)
             await _connect_path(sock, path)
-            decoder = wire.FrameDecoder()
+            decoder = wire.FrameDecoder(wire.FROM_AGENT_BYTES_MAX)
             hello = await _greet(sock, decoder, generation)
             client = cls(hello, decoder)
             if cgroups is not None:
@@ -160,7 +173,7 @@ class AgentClient(asyncio.Protocol):
         if op is None:
             return
         if got.type == Msg.DATA and got.payload:
-            op.put(Msg.DATA, got.payload)
+            op.put_data(got.payload)
         elif got.type == Msg.CREDIT and len(got.payload) == 5:
             op.stdin_credit += int.from_bytes(got.payload[1:], "little")
             op.credit_changed.set()
@@ -168,8 +181,6 @@ class AgentClient(asyncio.Protocol):
             op.put(Msg.ERROR, error_of(Fields(got.payload)))
         elif got.type in (Msg.RESULT, Msg.OK, Msg.LISTING):
             op.put(got.type, got.payload)
-        if len(op.events) > EVENTS_MAX:
-            raise ProtocolError("more output than credit")
 
     # ---- operations ----
 
@@ -325,9 +336,7 @@ async def _next_frames(sock: socket.socket, decoder: wire.FrameDecoder) -> list[
             return frames
 
 
-async def _greet(
-    sock: socket.socket, decoder: wire.FrameDecoder, generation: str | None
-) -> Fields:
+async def _greet(sock: socket.socket, decoder: wire.FrameDecoder, generation: str | None) -> Fields:
     hello = wire.frame(Msg.HELLO, 0, wire.MAGIC + wire.field(Tag.VERSION, wire.VERSION))
     await asyncio.get_running_loop().sock_sendall(sock, hello)
     got = (await _next_frames(sock, decoder))[0]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 VERSION = 1
 MAGIC = b"DSEC"
 FRAME_BYTES_MAX = 16 * 1024 * 1024
+FROM_AGENT_BYTES_MAX = 1024 * 1024  # its largest frames: DATA and LISTING
 WINDOW_BYTES = 256 * 1024
 CHUNK_BYTES = 128 * 1024
 
@@ -128,10 +129,12 @@ def frame(type_: int, op_id: int, payload: bytes = b"") -> bytes:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames; holds at most one partial frame."""
+    """Cuts a byte stream into frames of at most ``most`` bytes; holds at most one
+    partial frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = FRAME_BYTES_MAX) -> None:
         self._buffer = bytearray()
+        self._most = most
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that are complete now. Raises :class:`ProtocolError`."""
@@ -141,7 +144,7 @@ class FrameDecoder:
         at, have = 0, len(buffer)
         while have - at >= 4:
             (length,) = struct.unpack_from("<I", buffer, at)
-            if not 5 <= length <= FRAME_BYTES_MAX:
+            if not 5 <= length <= self._most:
                 raise ProtocolError(f"frame of {length} bytes")
             if have - at - 4 < length:
                 break

@@ -63,7 +63,7 @@ async def test_a_background_child_holds_nothing_up_and_lives_on(box: Box) -> Non
     ran = await run(*box, "sleep 30 & echo ok", timeout_s=20)
     assert time.monotonic() - began < 2
     assert (ran.code, ran.stdout) == (0, b"ok\n")
-    assert (await run(*box, "pgrep -x sleep")).code == 0
+    assert (await run(*box, "grep -qx sleep /proc/[0-9]*/comm")).code == 0
 
 
 async def test_no_byte_is_lost_when_a_background_child_holds_the_pipe(box: Box) -> None:
@@ -182,7 +182,10 @@ async def test_orphans_are_reaped(box: Box) -> None:
 
 async def test_one_shot_commands_run_in_parallel(box: Box) -> None:
     """(E29)"""
-    script = "echo >/tmp/par.{0}; until [ $(ls /tmp/par.* | wc -l) -ge 12 ]; do sleep .02; done; echo {0}"
+    script = (
+        "echo >/tmp/par.{0}; until [ $(ls /tmp/par.* | wc -l) -ge 12 ]; do sleep .02; done; "
+        "echo {0}"
+    )
     done = await asyncio.gather(*(run(*box, script.format(i), timeout_s=30) for i in range(12)))
     assert [r.stdout for r in done] == [b"%d\n" % i for i in range(12)]
 
@@ -235,7 +238,7 @@ async def test_limits_are_those_asked_for(harness: ContainerHarness) -> None:
         ran = await run(harness.driver, handle, "for i in $(seq 40); do sleep 5 & done; echo end")
         assert b"fork" in ran.stderr.lower()
         began = time.monotonic()
-        script = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; cat /proc/self/stat >/dev/null"
+        script = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"
         before = (await harness.driver.usage(handle)).cpu_s
         await run(harness.driver, handle, script, timeout_s=30)
         spent = (await harness.driver.usage(handle)).cpu_s - before

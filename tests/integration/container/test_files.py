@@ -25,7 +25,9 @@ async def pieces(data: bytes, size: int = 50_000) -> AsyncIterator[bytes]:
         yield data[at : at + size]
 
 
-async def read(driver: ContainerDriver, handle: Handle, path: str, user: str | None = None) -> bytes:
+async def read(
+    driver: ContainerDriver, handle: Handle, path: str, user: str | None = None
+) -> bytes:
     return b"".join([c async for c in driver.read(handle, path, user=user)])
 
 
@@ -42,21 +44,21 @@ async def test_every_size_comes_back_whole(
     assert await read(driver, sandbox, "/w/f") == data
 
 
-@pytest.mark.parametrize("name", ['é🤣 "q".txt', "a\nb", "-rf", "x" * 255, "'; rm -rf /"])
+@pytest.mark.parametrize("name", ['é🤣 "q".txt', "a\nb", "-rf", "x" * 255, "'; rm -rf *"])
 async def test_every_name_works(driver: ContainerDriver, sandbox: Handle, name: str) -> None:
     """(F02)"""
-    if len(name.encode()) == 255:
-        name = name[:200]
     await driver.write(sandbox, f"/tmp/names/{name}", pieces(b"data"), user=None)
     assert await read(driver, sandbox, f"/tmp/names/{name}") == b"data"
-    assert f"/tmp/names/{name}" in [i.path for i in await driver.list(sandbox, "/tmp/names", user=None)]
+    listed = await driver.list(sandbox, "/tmp/names", user=None)
+    assert f"/tmp/names/{name}" in [i.path for i in listed]
 
 
 async def test_what_is_no_regular_file_is_refused_at_once(
     driver: ContainerDriver, sandbox: Handle
 ) -> None:
     """(F04)"""
-    await run(driver, sandbox, "mkdir -p /w; mkfifo /w/p; ln -s /dev/zero /w/z; ln -s p /w/l; echo ok >/w/f")
+    script = "mkdir -p /w; cd /w; mkfifo p; ln -s /dev/zero z; ln -s p l; echo ok >f"
+    await run(driver, sandbox, script)
     began = time.monotonic()
     for path in ("/w/p", "/w/z", "/w/l", "/dev/full", "/dev/ptmx"):
         with pytest.raises(InvalidRequest) as caught:
@@ -89,7 +91,10 @@ async def test_a_race_of_links_touches_nothing_outside(
 ) -> None:
     """(F06)"""
     name = "dsec-race-" + new_uid()
-    flip = "while :; do mkdir -p /tmp/d; mv /tmp/d /tmp/e; ln -sfn / /tmp/d; rm /tmp/d; rm -rf /tmp/e; done"
+    flip = (
+        "while :; do mkdir -p /tmp/d; mv /tmp/d /tmp/e; ln -sfn / /tmp/d; "
+        "rm /tmp/d; rm -rf /tmp/e; done"
+    )
     race = asyncio.ensure_future(run(driver, sandbox, flip))
     for _ in range(150):
         try:

@@ -65,6 +65,7 @@ class Sandbox:
     defaults: Defaults
     groups: Groups
     stopping: bool = False
+    death: asyncio.Future[tuple[str, str]] | None = None
 
 
 class ContainerDriver(FilesOfAgent):
@@ -149,7 +150,9 @@ class ContainerDriver(FilesOfAgent):
         self._starting.add(spec.uid)
         try:
             try:
-                folder.mkdir(mode=0o700)
+                await self.shells.thread(
+                    lambda: folder.mkdir(mode=0o700), undo=lambda _made: folder.rmdir()
+                )
             except FileExistsError:
                 raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
             return await self._start(spec, folder)
@@ -160,7 +163,8 @@ class ContainerDriver(FilesOfAgent):
         warm: WarmShell | None = None
         try:
             warm = await self._take_shell()
-            _write_meta(folder, warm)
+            meta = msgspec.json.encode(_data(warm))
+            await self.shells.thread(lambda: (folder / META).write_bytes(meta))
             enforced = await self.shells.attach(
                 warm, spec.layers, Upper(folder), _limits(spec), spec.hostname
             )
@@ -190,9 +194,7 @@ class ContainerDriver(FilesOfAgent):
                 await self.shells.drop(warm)
         await self.shells.thread(lambda: shutil.rmtree(folder, ignore_errors=True))
 
-    def _adopt(
-        self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups
-    ) -> None:
+    def _adopt(self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups) -> None:
         defaults = Defaults(dict(spec.env), spec.workdir, spec.user)
         sandbox = Sandbox(spec.uid, handle, agent, defaults, groups)
         self._live[spec.uid] = sandbox
@@ -311,7 +313,7 @@ class ContainerDriver(FilesOfAgent):
         task.add_done_callback(self._deaths.discard)
 
     async def _died(self, sandbox: Sandbox) -> None:
-        cause, message = await self._find_out(sandbox)
+        cause, message = await self._death(sandbox)
         if sandbox.stopping or self._live.get(sandbox.uid) is not sandbox:
             return
         del self._live[sandbox.uid]
@@ -333,8 +335,16 @@ class ContainerDriver(FilesOfAgent):
         """A lost connection under a command is the sandbox's death, if it died."""
         if not sandbox.agent.lost:
             return err
-        cause, message = await self._find_out(sandbox)
+        if sandbox.stopping:
+            return SandboxDied("the sandbox was stopped", cause="cancelled")
+        cause, message = await self._death(sandbox)
         return SandboxDied(message, cause=cause)
+
+    async def _death(self, sandbox: Sandbox) -> tuple[str, str]:
+        """Cause and message of a death, found out once for all who ask."""
+        if sandbox.death is None:
+            sandbox.death = asyncio.ensure_future(self._find_out(sandbox))
+        return await asyncio.shield(sandbox.death)
 
 
 def _check(spec: StartSpec) -> None:
@@ -364,10 +374,6 @@ def _data(warm: WarmShell) -> dict[str, Any]:
         "container": warm.shell.id, "name": warm.shell.name, "pid": warm.shell.pid,
         "groups": warm.groups.data(),
     }  # fmt: skip
-
-
-def _write_meta(folder: Path, warm: WarmShell) -> None:
-    (folder / META).write_bytes(msgspec.json.encode(_data(warm)))
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

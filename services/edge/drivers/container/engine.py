@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import io
 import tarfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -120,10 +121,17 @@ class Engine:
 
     async def create_shell(self, name: str, socket_dir: Path) -> Shell:
         """Creates and starts a shell whose agent listens in ``socket_dir`` and answers
-        with ``name`` as its generation. When it fails, nothing of it is left."""
-        return await self._call(lambda: self._create_shell(name, socket_dir))
+        with ``name`` as its generation. When it fails, nothing of it is left; when it
+        is cancelled, the caller removes what is there by ``name`` and what comes into
+        being later removes itself."""
+        abandoned = threading.Event()
+        try:
+            return await self._call(lambda: self._create_shell(name, socket_dir, abandoned))
+        except BaseException:
+            abandoned.set()
+            raise
 
-    def _create_shell(self, name: str, socket_dir: Path) -> Shell:
+    def _create_shell(self, name: str, socket_dir: Path, abandoned: threading.Event) -> Shell:
         api = self._api
         host = api.create_host_config(
             binds=[f"{socket_dir}:{SOCKET_DIR}"],
@@ -148,6 +156,8 @@ class Engine:
             if not pid:
                 words = self._last_words(made)
                 raise DockerException(f"the shell ended at once: {words}")
+            if abandoned.is_set():
+                raise DockerException("nobody waits for the shell any more")
             return Shell(made, name, pid, self._instance)
         except BaseException:
             api.remove_container(made, force=True)

@@ -53,9 +53,20 @@ class Shells:
         self._mounts = LayerMounts(idle_max=settings.idle_layers)
         self._threads = ThreadPoolExecutor(settings.kernel_threads, "kernel")
 
-    async def thread(self, work: Callable[[], T]) -> T:
-        """Runs blocking kernel work off the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def thread(
+        self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None
+    ) -> T:
+        """Runs blocking kernel work off the loop. It is never left half-way: a cancelled
+        caller goes on when the work has ended and ``undo`` took its result back."""
+        job = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            while not job.done():
+                await asyncio.wait({job})
+            if undo is not None and job.exception() is None:
+                undo(job.result())
+            raise
 
     def socket(self, name: str) -> Path:
         return self._settings.shells_dir / name / SOCKET
@@ -77,7 +88,7 @@ class Shells:
             raise
 
     async def _greet(self, name: str, groups: Groups) -> AgentClient:
-        fds = await self.thread(lambda: self._cgroups.make_work(groups))
+        fds = await self.thread(lambda: self._cgroups.make_work(groups), undo=close_fds)
         try:
             return await AgentClient.connect(
                 self.socket(name), generation=name, cgroups=fds, wait=True,

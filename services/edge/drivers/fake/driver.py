@@ -12,7 +12,6 @@ so long), ``die_after_s`` with ``die_cause``, ``stop_hang`` (true, or for how ma
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -34,19 +33,18 @@ from services.edge.drivers.base import (
     StartSpec,
     Usage,
 )
+from services.edge.drivers.fake import commands, faults
 from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget
 from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
 from services.edge.drivers.registry import DriverConfig
 from shared import ids
-from shared.errors import BY_CODE, DsecError, Internal, InvalidRequest, SandboxDied, Unavailable
+from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable
 
 NAME = "fake"
 STATE = "state.msgpack"
 CHUNK = 64 * 1024
 MIB = 1 << 20
-MAX_ENV_BYTES = 128 * 1024
-SIGNALS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "ABRT": 6, "SEGV": 11, "QUIT": 3}
 FEATURES = ("exec", "files", "pause", "network", "memory_limit", "disk_limit", "pids_limit")
 
 
@@ -108,7 +106,7 @@ class FakeDriver:
             raise Internal(f"sandbox {spec.uid} is there already")
         folder.mkdir(exist_ok=True)
         try:
-            await _start_faults(spec.options)
+            await faults.start_faults(spec.options)
             now = time.time()
             limit = spec.disk_mb * MIB if spec.disk_mb else None
             state = State(
@@ -163,7 +161,7 @@ class FakeDriver:
         live = self._live.get(handle.uid)
         if live is not None:
             live.state.stops += 1
-            await _stop_faults(live.state)
+            await faults.stop_faults(live.state.options, live.state.stops)
             if live.timer:
                 live.timer.cancel()
             self._kill_commands(live, SandboxDied("the sandbox was stopped", cause="cancelled"))
@@ -230,12 +228,12 @@ class FakeDriver:
 
     async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
         live = self._running(handle)
-        _check(spec)
+        commands.check(spec)
         began = time.monotonic()
         limit = spec.output_limit_bytes
         budgets = {s: Budget(s, limit, io.output) for s in ("stdout", "stderr")}
         work = asyncio.ensure_future(self._command(live, spec, io, budgets))
-        signals = asyncio.ensure_future(_signals(io, work))
+        signals = asyncio.ensure_future(commands.signals(io, work))
         death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         live.commands.add(death)
         timed_out = False
@@ -245,7 +243,7 @@ class FakeDriver:
             if death.done():
                 death.result()
             timed_out = not work.done()
-            code, signal = await _ended(work)
+            code, signal = await commands.ended(work)
         finally:
             live.commands.discard(death)
             death.cancel()
@@ -279,7 +277,7 @@ class FakeDriver:
             state.tree, write, io.input if spec.stdin else nothing, time.time,
             {**state.env, **spec.env}, cwd,
         )  # fmt: skip
-        if not _is_folder(state.tree, cwd):
+        if not commands.is_folder(state.tree, cwd):
             raise InvalidRequest(f"{cwd} is not a directory", field="cwd")
         killed = True
         try:
@@ -292,7 +290,7 @@ class FakeDriver:
         except Exit as exc:
             return exc.code, None
         except Killed as exc:
-            return 128 + SIGNALS.get(exc.signal, 15), exc.signal
+            return 128 + commands.SIGNALS.get(exc.signal, 15), exc.signal
         except Died as exc:
             self._die(state.uid, exc.cause)
             raise SandboxDied("the sandbox died", cause=exc.cause) from exc
@@ -356,70 +354,6 @@ class FakeDriver:
         live = self._running(handle)
         live.state.tree.move(src, dst, now=time.time())
         self._save(live.state)
-
-
-def _check(spec: ExecSpec) -> None:
-    if (spec.argv is None) == (spec.shell is None):
-        raise InvalidRequest("exactly one of argv and shell", field="argv")
-    if spec.user is not None and spec.user not in trees.USERS:
-        raise InvalidRequest(f"there is no user {spec.user}", field="user")
-    for name, value in spec.env.items():
-        if not name or "=" in name or len(name) + len(value) > MAX_ENV_BYTES:
-            raise InvalidRequest(f"variable {name[:64]!r} is bad or too long", field="env")
-
-
-def _is_folder(tree: trees.Tree, path: str) -> bool:
-    try:
-        return tree.find(path)[1].kind == "dir"
-    except DsecError:
-        return False
-
-
-async def _start_faults(options: Mapping[str, Any]) -> None:
-    await asyncio.sleep(float(options.get("start_delay_s", 0.0)))
-    if options.get("start_deaf_s"):
-        await _deaf(float(options["start_deaf_s"]))
-    if options.get("start_hang"):
-        await asyncio.Event().wait()
-    name = options.get("start_error")
-    if name:
-        kind = BY_CODE.get(str(name), Internal)
-        raise kind(f"start fails by order: {name}", cause=None if name in BY_CODE else name)
-
-
-async def _deaf(seconds: float) -> None:
-    """Sleeps through cancellations, as a call into an engine does."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(end - time.monotonic())
-
-
-async def _stop_faults(state: State) -> None:
-    hang, error = state.options.get("stop_hang"), state.options.get("stop_error")
-    if hang is True or (hang and state.stops <= int(hang)):
-        await asyncio.Event().wait()
-    if error and state.stops <= int(error):
-        raise Internal("stop fails by order")
-
-
-async def _signals(io: ExecIO, work: asyncio.Future[Any]) -> None:
-    async for name in io.control():
-        if name in SIGNALS:
-            work.cancel(name)
-
-
-async def _ended(work: asyncio.Future[tuple[int, str | None]]) -> tuple[int, str | None]:
-    """The result of a command, killed where it goes on."""
-    work.cancel("KILL")
-    try:
-        return await work
-    except asyncio.CancelledError as exc:
-        current = asyncio.current_task()
-        if current and current.cancelling():
-            raise
-        signal = str(exc.args[0]) if exc.args else "KILL"
-        return 128 + SIGNALS.get(signal, 9), signal
 
 
 def create(config: DriverConfig) -> FakeDriver:

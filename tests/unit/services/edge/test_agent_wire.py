@@ -80,7 +80,8 @@ def test_names_that_are_not_utf8_keep_their_bytes() -> None:
 
 def test_records_are_cut_at_their_first_tag() -> None:
     payload = b"".join(
-        wire.field(Tag.NAME, name) + wire.field(Tag.SIZE, size) for name, size in (("a", 1), ("b", 2))
+        wire.field(Tag.NAME, name) + wire.field(Tag.SIZE, size)
+        for name, size in (("a", 1), ("b", 2))
     )
     got = [(r.text(Tag.NAME), r.number(Tag.SIZE)) for r in wire.split_records(payload, Tag.NAME)]
     assert got == [("a", 1), ("b", 2)]

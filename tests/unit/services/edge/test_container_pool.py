@@ -56,8 +56,8 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_shells_being_made_count(  # a slow engine must not be asked again and again
-) -> None:
+async def test_shells_being_made_count() -> None:
+    """(B12) A slow engine is not asked again and again."""
     maker = Maker()
     pool = maker.pool()
     pool.open()

@@ -1,0 +1,49 @@
+"""Commands of a fake sandbox: what is wrong with a request, signals, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from services.edge.drivers.base import ExecIO, ExecSpec
+from services.edge.drivers.fake import tree as trees
+from shared.errors import DsecError, InvalidRequest
+
+MAX_ENV_BYTES = 128 * 1024
+SIGNALS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "ABRT": 6, "SEGV": 11, "QUIT": 3}
+
+
+def check(spec: ExecSpec) -> None:
+    if (spec.argv is None) == (spec.shell is None):
+        raise InvalidRequest("exactly one of argv and shell", field="argv")
+    if spec.user is not None and spec.user not in trees.USERS:
+        raise InvalidRequest(f"there is no user {spec.user}", field="user")
+    for name, value in spec.env.items():
+        if not name or "=" in name or len(name) + len(value) > MAX_ENV_BYTES:
+            raise InvalidRequest(f"variable {name[:64]!r} is bad or too long", field="env")
+
+
+def is_folder(tree: trees.Tree, path: str) -> bool:
+    try:
+        return tree.find(path)[1].kind == "dir"
+    except DsecError:
+        return False
+
+
+async def signals(io: ExecIO, work: asyncio.Future[Any]) -> None:
+    async for name in io.control():
+        if name in SIGNALS:
+            work.cancel(name)
+
+
+async def ended(work: asyncio.Future[tuple[int, str | None]]) -> tuple[int, str | None]:
+    """The result of a command, killed where it goes on."""
+    work.cancel("KILL")
+    try:
+        return await work
+    except asyncio.CancelledError as exc:
+        current = asyncio.current_task()
+        if current and current.cancelling():
+            raise
+        signal = str(exc.args[0]) if exc.args else "KILL"
+        return 128 + SIGNALS.get(signal, 9), signal
