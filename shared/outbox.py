@@ -8,6 +8,7 @@ that wrote it; the sweep sends what a crash or an outage left.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -34,12 +35,16 @@ from shared.errors import DsecError, Unavailable
 
 log = logging.getLogger(__name__)
 
+_LAZY = text("set local synchronous_commit to off")
+
 SWEEP_S = 1.0
 SWEEP_AFTER_S = 3.0
 """Age at which a row is taken to be forgotten by its writer."""
 SWEEP_ROWS = 500
 SEND_ROWS = 1_000
 """Rows of one publication: as many as the bus surely stores within its deadline."""
+DELETE_S = 0.2
+"""How long the rows of what was sent may stay: one delete for many sendings."""
 CLOSE_S = 1.0
 CLOSE_TRIES = 3
 MAX_QUEUED = 50_000
@@ -67,6 +72,7 @@ class Outbox:
         self._bus = bus
         self._db = db
         self._queue: list[tuple[int, Outgoing]] = []
+        self._gone: list[int] = []
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -74,6 +80,7 @@ class Outbox:
         """Begins sending and sweeping in the background."""
         self._tasks = [
             asyncio.create_task(self._send_loop(), name="outbox send"),
+            asyncio.create_task(self._delete_loop(), name="outbox delete"),
             asyncio.create_task(self._sweep_loop(), name="outbox sweep"),
         ]
 
@@ -84,9 +91,12 @@ class Outbox:
             for task in tasks:
                 task.cancel()
             if not tasks:
-                return
-            # nats-py's stalled publish turns a cancellation into an error: once more
+                break
+            # a library on the way may turn a cancellation into an error: once more
             _, tasks = await asyncio.wait(tasks, timeout=CLOSE_S)
+        with contextlib.suppress(DsecError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._delete_gone()
 
     async def add(
         self, connection: AsyncConnection, messages: Sequence[Outgoing]
@@ -136,9 +146,7 @@ class Outbox:
 
     async def _send(self, rows: Sequence[tuple[int, Outgoing]]) -> None:
         stored = await self._store(rows)
-        if stored:
-            async with self._db.transaction() as connection:
-                await self._delete(connection, stored)
+        self._gone += stored
 
     async def _store(self, rows: Sequence[tuple[int, Outgoing]]) -> list[int]:
         """The ids of the rows that are stored now."""
@@ -147,6 +155,30 @@ class Outbox:
         if failed:
             log.warning("outbox: %d left to the sweep: %s", len(failed), failed[0])
         return [i for (i, _), reason in zip(rows, reasons, strict=True) if reason is None]
+
+    async def _delete_loop(self) -> None:
+        while True:
+            await asyncio.sleep(DELETE_S)
+            try:
+                await self._delete_gone()
+            except DsecError as exc:
+                log.debug("outbox: %s", exc.message)
+            except Exception:
+                log.exception("outbox: sent rows were not deleted")
+
+    async def _delete_gone(self) -> None:
+        """Deletes what was sent. A row that a crash leaves is sent again by the sweep,
+        and dropped by the bus: the commit need not wait for the disk."""
+        if not self._gone:
+            return
+        ids, self._gone = self._gone, []
+        try:
+            async with self._db.transaction() as connection:
+                await connection.execute(_LAZY)
+                await self._delete(connection, ids)
+        except BaseException:
+            self._gone += ids
+            raise
 
     def _stamped(self, row: int, message: Outgoing) -> Outgoing:
         # with the content: a database that starts anew counts its rows anew, and the
