@@ -27,7 +27,7 @@ from services.edge.journal import Journal
 from services.edge.layers.locate import Locator
 from services.edge.observer import Observer
 from services.edge.records import Change, SandboxRow
-from shared import lifecycle
+from shared import lifecycle, telemetry
 from shared.clock import Clock
 from shared.errors import (
     Conflict,
@@ -232,15 +232,17 @@ class Sandbox:
         )
 
     async def _start_driver(self) -> Handle:
-        resolved = self.accepted.resolved
-        spec = resolved.spec
+        item, resolved = self.accepted.item, self.accepted.resolved
+        report = self._context.report(self.backend)
         pausable = isinstance(self.driver, Pausable)
+        refusal = rules.check_spec(resolved.spec, report, pausable=pausable)
+        if refusal:
+            raise refusal
         async with self._context.starts:
-            refusal = rules.check_spec(spec, self._context.report(self.backend), pausable=pausable)
-            if refusal:
-                raise refusal
-            layers = await self._context.locator.find([la.digest for la in resolved.layers])
-            return await self.driver.start(rules.start_spec(self.accepted.item, resolved, layers))
+            with telemetry.span("edge start", parents=[item.trace]):
+                digests = [layer.digest for layer in resolved.layers]
+                layers = await self._context.locator.find(digests)
+                return await self.driver.start(rules.start_spec(item, resolved, layers))
 
     def _tell_starting(self) -> None:
         if self.ending is None:

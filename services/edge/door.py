@@ -157,7 +157,8 @@ class Door:
             clock=self._clock,
         )  # fmt: skip
         self._running[key] = op
-        sandbox.enter(op, op.abort)
+        if verb.wakes:  # looking at a sandbox is no activity
+            sandbox.enter(op, op.abort)
         trace = (msg.headers or {}).get(HEADER_TRACE)
         op.task = self._spawn(self._perform(op, sandbox, verb, request, msg.data, trace))
 
@@ -182,7 +183,8 @@ class Door:
             log.exception("%s in %s", op.call.verb, sandbox.uid)
             error = Internal(f"{type(exc).__name__} in {op.call.verb}")
         finally:
-            sandbox.leave(op)
+            if verb.wakes:
+                sandbox.leave(op)
         if error is not None:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
         await self._finish(op, verb, reply, error, body)

@@ -112,7 +112,7 @@ def check_spec(spec: SandboxSpec, report: BackendReport, *, pausable: bool) -> D
     """Why this backend can't honour ``spec`` as it is asked for, if it can't."""
     if not report.supported:
         text = f"backend {spec.backend} does not work on this node: {report.reason}"
-        return Unsupported(text, field="backend")
+        return Unavailable(text, field="backend")
     if spec.policy:
         return Unsupported("no enforcer of policy documents on this node", field="policy")
     for name in spec.require:

@@ -72,6 +72,7 @@ class Supervisor:
         locator: Locator, clock: Clock, bounds: Bounds, measured: Callable[[], Measured],
     ) -> None:  # fmt: skip
         self._drivers = dict(drivers)
+        self._closed = set(drivers)  # not opened yet
         self._journal = journal
         self._observer = observer
         self._clock = clock
@@ -96,34 +97,30 @@ class Supervisor:
         ops = records.load_ops(self._journal.db)
         self._journal.start()
         self._observer.start()
-        for name, driver in list(self._drivers.items()):
-            await self._open_driver(name, driver)
-        await self._sweep(rows)
+        known = frozenset(row.uid for row in rows if row.handle is not None)
+        for name, driver in self._drivers.items():
+            await self._open_driver(name, driver, known)
         for row in rows:
             await self._readopt(row)
         for verb, item in ops:
             self._redo(verb, item)
 
-    async def _open_driver(self, name: str, driver: Driver) -> None:
+    async def _open_driver(self, name: str, driver: Driver, known: frozenset[str]) -> None:
+        """Opens it and removes its leftovers, before anything is started on it."""
         try:
             async with asyncio.timeout(OPEN_S):
-                self.reports[name] = await driver.probe()
+                report = await driver.probe()
                 await driver.open(self.exited)
+            async with asyncio.timeout(SWEEP_S):
+                swept = await driver.sweep(known)
         except Exception as exc:  # one bad backend must not take the others with it
             log.exception("driver %s does not open", name)
             self.reports[name] = BackendReport(False, f"it does not open: {exc}"[:500])
-
-    async def _sweep(self, rows: Sequence[SandboxRow]) -> None:
-        known = frozenset(row.uid for row in rows if row.handle is not None)
-        for name, driver in self._drivers.items():
-            try:
-                async with asyncio.timeout(SWEEP_S):
-                    swept = await driver.sweep(known)
-            except Exception:  # the next start sweeps again
-                log.exception("driver %s: the sweep failed", name)
-                continue
-            if swept:
-                log.warning("driver %s: removed leftovers of %s", name, ", ".join(swept))
+            return
+        self._closed.discard(name)
+        self.reports[name] = report
+        if swept:
+            log.warning("driver %s: removed leftovers of %s", name, ", ".join(swept))
 
     async def _readopt(self, row: SandboxRow) -> None:
         backend = row.accepted.resolved.spec.backend
@@ -299,9 +296,12 @@ class Supervisor:
                 sandbox.end(Ending("stopped", "cancelled", "it was over for the scheduler"))
 
     async def probe(self) -> None:
-        """Asks the drivers again what they can do."""
+        """Asks the drivers again what they can do; opens those that did not open."""
         for name, driver in self._drivers.items():
-            self.reports[name] = await driver.probe()
+            if name in self._closed:
+                await self._open_driver(name, driver, frozenset(self.sandboxes))
+            else:
+                self.reports[name] = await driver.probe()
 
     async def exited(self, exited: Exited) -> None:
         """A driver tells of a death."""

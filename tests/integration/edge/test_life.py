@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 from schemas.exec import ExecRequest, InfoRequest
 from schemas.subjects import cmd
 from shared import ids
-from tests.integration.edge.cluster import NODE, Cluster, until
+from tests.integration.edge.cluster import NODE, Cluster, cluster, until
 
 
 async def test_a_sandbox_starts_runs_a_command_and_stops(system: Cluster) -> None:
@@ -104,6 +105,52 @@ async def test_a_driver_deaf_to_cancellation_leaves_nothing(system: Cluster) -> 
     assert system.edge.sandboxes == set()
 
 
+async def test_a_stop_at_any_moment_of_a_start_leaves_nothing(system: Cluster) -> None:
+    """(L02)"""
+    uids = [ids.new() for _ in range(40)]
+
+    async def start_and_stop(uid: str, after_s: float) -> None:
+        await system.scheduler.start([uid], options={"start_delay_s": 0.02})
+        await asyncio.sleep(after_s)
+        await system.scheduler.op("stop", uid)
+
+    await asyncio.gather(*(start_and_stop(uid, n * 0.002) for n, uid in enumerate(uids)))
+    for uid in uids:
+        await system.scheduler.observed(uid, "stopped")
+    assert system.edge.sandboxes == set()
+    await until(lambda: system.scheduler.beats[-1].committed.sandboxes == 0)
+
+
+async def test_a_full_node_refuses_and_names_the_limit(tmp_path: Path) -> None:
+    """(B11)"""
+    env = {
+        "DSEC_CAPACITY_SANDBOXES": "8", "DSEC_CAPACITY_MEMORY_MB": "100",
+        "DSEC_CAPACITY_CORES": "1", "DSEC_OVERCOMMIT_MEMORY": "2", "DSEC_OVERCOMMIT_CPU": "2",
+    }  # fmt: skip
+    async with cluster(tmp_path, **env) as system:
+        uids = [ids.new() for _ in range(12)]
+        await system.scheduler.start(uids)
+        await until(lambda: sum(len(system.scheduler.seen(u)) for u in uids) == 12)
+        ends = [system.scheduler.last(u) for u in uids]
+        assert sorted(o.observed for o in ends) == ["refused"] * 4 + ["running"] * 8
+        assert {o.error.field for o in ends if o.error} == {"sandboxes"}
+        for uid in uids:
+            await system.scheduler.op("stop", uid)
+        await until(lambda: not system.edge.sandboxes)
+        for field, spec in (
+            ("memory_limit_mb", {"memory_limit_mb": 150}),
+            ("cpu_cores_limit", {"cpu_cores_limit": 1.5}),
+        ):
+            first, second = ids.new(), ids.new()
+            await system.scheduler.start([first, second], **spec)
+            await system.scheduler.observed(first, "running")
+            refused = await system.scheduler.observed(second, "refused")
+            assert refused.error is not None and refused.error.field == field
+            assert refused.error.retryable
+            await system.scheduler.op("stop", first)
+            await system.scheduler.observed(first, "stopped")
+
+
 async def test_a_start_has_a_deadline(system: Cluster) -> None:
     uid, late = ids.new(), ids.new()
     await system.scheduler.start([uid], options={"start_hang": True}, expires_s=0.8)
@@ -139,9 +186,7 @@ async def test_a_missing_layer_is_the_images_fault(system: Cluster) -> None:
     from schemas.sandbox import EdgeStart, LayerRef, ResolvedSpec, SandboxSpec, StartItem
 
     uid = ids.new()
-    item = StartItem(
-        uid=uid, project="team", generation=1, spec=0, expires_at=time.time() + 30
-    )
+    item = StartItem(uid=uid, project="team", generation=1, spec=0, expires_at=time.time() + 30)
     resolved = ResolvedSpec(
         spec=SandboxSpec(backend="fake"), layers=[LayerRef(digest="sha256-0000")]
     )
@@ -159,10 +204,7 @@ async def test_pause_resume_and_a_command_that_wakes(system: Cluster) -> None:
     await system.scheduler.op("pause", uid, generation=4)
     await until(lambda: system.scheduler.last(uid).observed == "paused")
     replies = await asyncio.gather(
-        *(
-            system.caller.exec(uid, ExecRequest(op_id=ids.new(), shell="echo up"))
-            for _ in range(20)
-        )
+        *(system.caller.exec(uid, ExecRequest(op_id=ids.new(), shell="echo up")) for _ in range(20))
     )
     assert {r.stdout for r in replies} == {b"up\n"}
     await until(lambda: system.scheduler.last(uid).observed == "resumed")
