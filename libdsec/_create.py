@@ -132,7 +132,6 @@ async def create(
             timeout_s=timeout_s,
         )
     )
-    core.link.check_size(body, None)
     for uid, index in creation.index_of.items():
         if not kept[index]:
             core.owned[uid] = project  # from now on, so that a close meanwhile ends them

@@ -37,6 +37,7 @@ PENDING_BYTES = 64 * 1024 * 1024
 REFUSED_FAST_S = 1.0
 """A refusal sooner than this was somebody's decision; later, that nobody decided."""
 REFUSALS_AT_OPEN = 2
+HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n\r\n")
 
 _VIOLATION = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
 
@@ -57,6 +58,7 @@ class Link:
         self.on_up: Callable[[], None] = lambda: None
         self._subscriptions: dict[str, Handler] = {}
         self._client = Client()
+        self._connected: Client | None = None
         self._denied: Unauthenticated | None = None
         self._refusals = 0
         self._dialled_at = 0.0
@@ -99,9 +101,13 @@ class Link:
             if not dialling.done():
                 raise refused.result()
             await dialling
-        finally:
+        except BaseException:
             dialling.cancel()
+            await _close(client)
+            raise
+        finally:
             refused.cancel()
+        self._connected = client
         self._denied, self._refusals = None, 0
         for subject, handler in self._subscriptions.items():
             await client.subscribe(
@@ -114,6 +120,10 @@ class Link:
             error = self._heard(exc)
             if error is not None and not refused.done():
                 refused.set_result(error)
+
+        async def on_closed() -> None:
+            if client is self._connected:  # it gave up after it once worked
+                self._reopen_later()
 
         self._dialled_at = time.monotonic()
         await client.connect(
@@ -130,7 +140,7 @@ class Link:
             error_cb=on_error,
             reconnected_cb=self._on_reconnected,
             disconnected_cb=self._on_disconnected,
-            closed_cb=self._on_closed,
+            closed_cb=on_closed,
         )
 
     def _heard(self, exc: Exception) -> DSecError | None:
@@ -160,7 +170,7 @@ class Link:
         self._denied, self._refusals = None, 0
         self.on_up()
 
-    async def _on_closed(self) -> None:
+    def _reopen_later(self) -> None:
         """The NATS client gave up: make a new one, unless that was us."""
         if not self._closing and self._reopening is None:
             self._reopening = asyncio.create_task(self._reopen())
@@ -180,8 +190,10 @@ class Link:
     def check_size(self, data: bytes, headers: dict[str, str] | None) -> None:
         """Raises ``InvalidRequest`` for a message the server would cut us off for.
         Headers count."""
-        size = len(data) + 16
-        size += sum(len(k) + len(v.encode()) + 4 for k, v in (headers or {}).items())
+        size = len(data)
+        if headers:
+            size += HEADER_FRAME_BYTES
+            size += sum(len(k.encode()) + len(v.encode()) + 4 for k, v in headers.items())
         limit = self._client.max_payload
         if size > limit:
             text = f"the message has {size} bytes, the server takes {limit}"
@@ -235,10 +247,15 @@ class Link:
 
     async def _discard(self) -> None:
         self._closing = True
-        try:
-            await self._client.close()
-        except (NatsError, OSError, TimeoutError, AssertionError) as exc:
-            log.debug("bus: %s", exc)
+        await _close(self._client)
+
+
+async def _close(client: Client) -> None:
+    """Closes a NATS client in whatever state it is."""
+    try:
+        await client.close()
+    except (NatsError, OSError, TimeoutError, AssertionError) as exc:
+        log.debug("bus: %s", exc)
 
 
 def status(message: Msg) -> str | None:

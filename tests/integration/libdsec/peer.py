@@ -133,7 +133,9 @@ class Peer:
         await message.respond(signer.answer(request, now=now, user=user))
 
     async def _request(self, message: Msg) -> None:
-        verb = message.subject.split(".")[5]
+        entity, verb = message.subject.split(".")[4:6]
+        if entity != "sandbox":
+            return
         self.verbs.append(verb)
         reply_to = (message.headers or {})[HEADER_REPLY]
         if verb == "create":

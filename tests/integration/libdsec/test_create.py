@@ -221,6 +221,23 @@ async def test_a_message_over_the_limit_harms_nobody(peer: Peer, client: DSecCli
     assert client._core.link._client.stats["reconnects"] == 0
 
 
+@pytest.mark.parametrize("over", [-1, 0, 1])
+async def test_the_limit_is_exact(peer: Peer, client: DSecClient, over: int):
+    """(B04)"""
+    link = client._core.link
+    headers = {"Some-Header": "é"}
+    room = link._client.max_payload - len("NATS/1.0\r\nSome-Header: é\r\n\r\n".encode())
+    sent = link.publish(f"dsec.req.v1.{PROJECT}.x.y", b"x" * (room + over), headers=headers)
+    if over > 0:
+        with pytest.raises(InvalidRequest):
+            await sent
+    else:
+        await sent
+        await link.flush(5)
+    assert [s async for s in client.list()] == []
+    assert link._client.stats["reconnects"] == 0
+
+
 async def test_a_dead_sandbox_is_told_with_its_cause(peer: Peer, client: DSecClient):
     sandbox = await client.create(FAKE)
     peer.lose(sandbox.uid)
