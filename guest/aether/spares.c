@@ -81,10 +81,9 @@ static void nest_retire(struct nest *n)
 void nests_clear(void)
 {
     for (int i = 0; i < NESTS; i++) {
+        nests[i].broken = true;
         if (nests[i].used && !nests[i].busy)
             nest_retire(&nests[i]);
-        else
-            nests[i].broken = true;
     }
 }
 
@@ -180,6 +179,7 @@ uint64_t spares_refill(uint64_t now, bool at_once)
         if (!at_once && now < last_launch + SPARE_QUIET_NS)
             return last_launch + SPARE_QUIET_NS;
         if (!n->used) {
+            memset(n, 0, sizeof *n);
             if (ask_with_leaf(&n->root, NEST_BIT))
                 return UINT64_MAX;
             n->used = true;

@@ -210,6 +210,31 @@ async def test_what_cannot_run_ends_as_in_a_shell(box: Box) -> None:
     assert ran.code == 126 and b"/etc/passwd" in ran.stderr
 
 
+async def leaf(box: Box, script: str = "") -> str:
+    ran = await run(*box, script + "grep '^0::' /proc/self/cgroup")
+    return ran.stdout.decode().strip()
+
+
+async def test_commands_take_turns_in_places_that_are_ready(box: Box) -> None:
+    """Entering a cgroup costs milliseconds; a place that is empty again is used again."""
+    await asyncio.sleep(0.2)
+    places = set()
+    for _ in range(12):
+        places.add(await leaf(box))
+        await asyncio.sleep(0.02)
+    assert len(places) <= 2
+
+
+async def test_what_a_command_left_behind_shares_its_place_with_no_later_one(box: Box) -> None:
+    """Else the later one's time limit would kill it."""
+    kept = await leaf(box, "sleep 300 & ")
+    assert kept not in {await leaf(box) for _ in range(6)}
+    for _ in range(4):
+        assert (await run(*box, "sleep 60", timeout_s=0.1)).outcome.timed_out
+    ran = await run(*box, "cat /proc/[0-9]*/comm | grep -cx sleep")
+    assert ran.stdout == b"1\n"
+
+
 async def test_killing_everything_inside_leaves_a_working_sandbox(box: Box) -> None:
     """Root of the sandbox kills all it sees, the launcher included."""
     for _ in range(3):
