@@ -185,3 +185,22 @@ async def test_every_kind_of_verb_is_recorded_once_with_its_outcome(
         same = [r for r in found if r["verb"] == verb]
         assert [r["outcome"] for r in same] == [outcome], (verb, same)
         assert all(r["principal"] and r["project"] == project for r in same)
+
+
+async def test_the_end_stops_sandboxes_unless_they_are_to_be_kept(tmp_path: Path) -> None:
+    from libdsec import DSecRunArgs
+
+    args = DSecRunArgs(backend="fake", memory_limit_mb=16, job="outlives-its-client")
+    kept: list[str] = []
+    for keep in (True, False, True):
+        options = LocalOptions(driver="fake", state_dir=tmp_path, keep_sandboxes=keep)
+        async with LocalSystem(options) as system, open_client(system) as client:
+            found = [s.id async for s in client.list(state="running")]
+            assert sorted(found) == sorted(kept)
+            if not kept:
+                child = (await client.projects.create(f"p{keep}".lower())).id
+                async with open_client(system, project=child) as below:
+                    await below.create(args, timeout=60)
+                    assert [s async for s in below.list(state="running")]
+                kept = [(await client.create(args, timeout=60)).id]
+        kept = kept if keep else []
