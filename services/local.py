@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,10 +25,16 @@ from devstack import COMPONENTS, Infra
 from devstack.process import StartError, free_port
 from devstack.supervised import Supervised
 from services import localconfig
+from shared import lifecycle
+
+log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTROL = ("auth", "scheduler", "imagesvc", "audit", "burst")
 """In the order in which they start; they end in the reverse of it."""
+ALIVE = sorted(set(lifecycle.STATES) - lifecycle.TERMINAL)
+END_SANDBOXES_S = 30.0
+"""Longest wait, at the end, for sandboxes to stop."""
 DRIVERS = ("container", "fake", "fncall", "microvm", "vm")
 
 
@@ -36,7 +44,9 @@ class LocalOptions:
     with ``fake``: other backends share one kernel. ``state_dir`` keeps everything and
     is reused. ``image_roots`` are the folders that images may be imported from.
     ``ready_s`` bounds the start of each group. ``env`` is added to every
-    service's environment. ``trace`` collects spans in ``<state_dir>/trace.jsonl``."""
+    service's environment. ``keep_sandboxes``: the end leaves them running, and the
+    next start on the same ``state_dir`` finds them again. ``trace`` collects
+    spans in ``<state_dir>/trace.jsonl``."""
 
     driver: str | Sequence[str] = "container"
     nodes: int = 1
@@ -45,6 +55,7 @@ class LocalOptions:
     ready_s: float = 90.0
     log_level: str = "INFO"
     trace: bool = False
+    keep_sandboxes: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -78,6 +89,7 @@ class LocalSystem:
         self.options.check()
         self.state_dir = (self.options.state_dir or default_state_dir()).resolve()
         self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._up = False
         self._lock: Any = None
         self._infra: Infra | None = None
         self._children: dict[str, Supervised] = {}
@@ -160,6 +172,7 @@ class LocalSystem:
         }
         await self._launch(edges)
         localconfig.write_client_files(self.state_dir, self.url, self._access)
+        self._up = True
 
     def _nodes(self) -> list[str]:
         return node_names(self.state_dir, self.options.nodes)
@@ -185,6 +198,9 @@ class LocalSystem:
 
     async def stop(self) -> None:
         """Ends everything, the last started first. Idempotent."""
+        if self._up and not self.options.keep_sandboxes:
+            await self._end_sandboxes()
+        self._up = False
         edges = [c for n, c in self._children.items() if n.startswith("edge-")]
         await asyncio.gather(*(child.stop() for child in edges))
         others = [c for c in self._children.values() if c not in edges]
@@ -196,6 +212,22 @@ class LocalSystem:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    async def _end_sandboxes(self) -> None:
+        """Stops what still runs, in all projects: edges leave sandboxes alive."""
+        from libdsec import DSecClient, DSecError  # only here: a client like any other
+
+        try:
+            async with asyncio.timeout(END_SANDBOXES_S):
+                make = partial(DSecClient, url=self.url, api_key=self.admin_key)
+                async with make(project=self.project) as client:
+                    projects = [project.id for project in await client.projects.list()]
+                for project in projects:
+                    async with make(project=project) as client:
+                        alive = [s async for s in client.list(state=ALIVE)]
+                        await client.stop_many(alive)
+        except (DSecError, TimeoutError) as exc:
+            log.warning("sandboxes may be left: %s", exc or type(exc).__name__)
 
     async def kill(self, name: str) -> None:
         """SIGKILL one process of :attr:`services`; it stays down until :meth:`restart`."""

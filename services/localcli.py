@@ -36,6 +36,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="folder that images may be imported from, may be repeated (default: this one)",
     )  # fmt: skip
     parser.add_argument("--log-level", default="INFO")
+    parser.add_argument(
+        "--keep-sandboxes", action="store_true", help="leave sandboxes running at the end"
+    )
     parser.add_argument("--trace", action="store_true", help="collect spans in the state directory")
     parser.add_argument("--json", action="store_true", help="one line of JSON when ready, no table")
     return parser.parse_args(argv)
@@ -47,6 +50,7 @@ def options(args: argparse.Namespace) -> LocalOptions:
         driver=tuple(args.driver or ("container",)), nodes=args.nodes, state_dir=args.state_dir,
         image_roots=[root.resolve() for root in args.image_root or [Path.cwd()]],
         log_level=args.log_level, trace=args.trace,
+        keep_sandboxes=args.keep_sandboxes,
     )  # fmt: skip
 
 

@@ -139,8 +139,9 @@ class BatchConsumer:
             durable=self._name, stream=self._durable.stream
         )
         silent = 0
-        self.last_fetch_at = time.monotonic()  # it is bound: that is a sign of life
         try:
+            await sub.consumer_info()  # binding asks nobody whether the durable is there
+            self.last_fetch_at = time.monotonic()
             while not self._closing:
                 try:
                     messages = await sub.fetch(self._durable.batch, timeout=FETCH_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -21,7 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/e2e/" in str(item.path):
             item.add_marker(pytest.mark.e2e)
             # before the marker that the automatic mode sets: the closest one decides
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            if inspect.iscoroutinefunction(getattr(item, "function", None)):
+                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

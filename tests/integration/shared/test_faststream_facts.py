@@ -121,7 +121,7 @@ async def test_a_full_stream_refuses_instead_of_forgetting(bus: Bus) -> None:
     )
     try:
         await bus.store([Outgoing("full.a", b"1"), Outgoing("full.b", b"2")])
-        with pytest.raises(Unavailable, match="10077|maximum messages"):
+        with pytest.raises(Unavailable, match=r"10077|maximum messages"):
             await bus.store([Outgoing("full.c", b"3")])
         assert (await bus.js.stream_info("FULL")).state.messages == 2
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -93,8 +94,8 @@ async def test_a_trace_runs_from_the_client_through_both_services(
         end = time.monotonic() + 20
         while (await bus.js.consumer_info(durable.stream, durable.name)).num_pending:
             assert time.monotonic() < end
-            time.sleep(0.05)
-        time.sleep(0.5)
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
     finally:
         for process in processes:
             process.send_signal(signal.SIGTERM)
