@@ -283,7 +283,7 @@ class Operation(Generic[R]):
         if not self._input_ended:
             self._input_ended = True
             if not self._final.done():
-                await self._io("f")
+                await self._io("f", offset=self.sending.sent)
 
     async def _send_again(self) -> None:
         token = self.token
@@ -292,7 +292,7 @@ class Operation(Generic[R]):
                 return  # attached once more meanwhile
             await self._io("i", chunk, offset)
         if self._input_ended and not self._final.done():
-            await self._io("f")
+            await self._io("f", offset=self.sending.sent)
         self._ready = True
         self._changed.set()
 

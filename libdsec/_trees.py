@@ -127,7 +127,8 @@ async def _bounded(work: Iterable[Callable[[], Awaitable[int]]]) -> int:
     async def one(start: Callable[[], Awaitable[int]]) -> None:
         nonlocal total
         try:
-            total += await start()
+            count = await start()
+            total += count
         finally:
             gate.release()
 

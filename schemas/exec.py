@@ -41,7 +41,9 @@ from schemas.base import Message, Uid, Versioned, WireError
 
 HEADER_OFFSET = "Dsec-Offset"
 """On ``o`` and ``e`` frames: the count of output bytes before this frame. What the client
-has already is to be skipped. On ``x``: the count of all output bytes in frames."""
+has already is to be skipped. On ``x``: the count of all output bytes in frames. On ``i``
+and ``f`` frames: the count of input bytes before; the edge skips what it has, and keeps
+silent over a hole until the client attaches again."""
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 WINDOW_BYTES = 4 * 1024 * 1024

@@ -105,7 +105,7 @@ uint64_t cg_oom_kills(void);
 
 /* ---- launch.c: the launcher and nests; spares.c: what is kept ready ---- */
 enum kind { K_EXEC = 1, K_FILE, K_SHELL };
-enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_CONTROL, L_TEXT, L_FDS };
+enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_FDS };
 #define NEST_BIT 0x80000000u
 struct launch { uint32_t kind; int fds[L_FDS]; };
 struct place { uint32_t slot; pid_t pid; int leaf, nest; char leaf_name[32]; };
@@ -122,6 +122,8 @@ int nest_fd(int i);
 bool spare_reaped(pid_t pid);
 void launch_reaped(pid_t pid, int status);
 uint64_t spares_refill(uint64_t now, bool at_once);
+int root_fd(void);
+int root_enter(int fd);
 int spec_memfd(const uint8_t *p, size_t n);
 
 /* ---- child.c, user.c: between clone and execve ---- */

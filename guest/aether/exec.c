@@ -45,7 +45,7 @@ static int input_for(struct op *op, bool with_stdin)
 
 int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdin)
 {
-    struct launch l = {.kind = (uint32_t)kind, .fds = {-1, -1, -1, -1, -1, -1, -1}};
+    struct launch l = {.kind = (uint32_t)kind, .fds = {-1, -1, -1, -1, -1, -1, -1, -1}};
     int status[2];
     l.fds[L_SPEC] = spec_memfd(p, n);
     l.fds[L_IN] = input_for(op, with_stdin);

@@ -77,6 +77,20 @@ static int recv_fds(int sock, uint32_t *number, int *fds, int count)
     return 0;
 }
 
+/* The sandbox's root as the agent has it. A process that was being cloned in the moment
+ * the shell got its root kept the old one; so every process is told before it acts. */
+int root_fd(void)
+{
+    return open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+}
+
+int root_enter(int fd)
+{
+    int failed = fchdir(fd) || chroot(".");
+    close(fd);
+    return failed ? -1 : 0;
+}
+
 /* Commands die before the launcher when memory runs out. */
 static void be_first_to_go(void)
 {
@@ -95,9 +109,12 @@ static void wait_for_command(int sock, int failed)
     if (recv_fds(sock, &l.kind, l.fds, L_FDS))
         _exit(0);
     close(sock);
+    if (!failed && root_enter(l.fds[L_ROOT]))
+        failed = errno;
+    l.fds[L_ROOT] = -1;
     if (failed)
         child_fail(l.fds[L_STATUS], "unavailable", NULL, failed,
-                   "cannot enter the command's cgroup");
+                   "cannot enter the command's cgroup or root");
     child_main(&l);
 }
 
@@ -124,9 +141,11 @@ static void cloned(uint32_t number, int sock, int leaf)
 /* What the launcher and a nest do: a clone for each request until the agent closes. */
 static void serve_clones(int sock)
 {
-    int fds[2];
+    int fds[3];
     struct reply r;
-    while (!recv_fds(sock, &r.number, fds, 2)) {
+    while (!recv_fds(sock, &r.number, fds, 3)) {
+        if (root_enter(fds[2]))
+            break;
         pid_t pid = (pid_t)syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0);
         if (pid == 0) {
             close(sock);

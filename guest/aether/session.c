@@ -91,7 +91,7 @@ static int shell_fds(struct session *s, struct launch *l)
 
 static int shell_start(struct session *s, const struct buf *spec)
 {
-    struct launch l = {.kind = K_SHELL, .fds = {-1, -1, -1, -1, -1, -1, -1}};
+    struct launch l = {.kind = K_SHELL, .fds = {-1, -1, -1, -1, -1, -1, -1, -1}};
     l.fds[L_SPEC] = spec_memfd(spec->p, spec->len);
     if (shell_fds(s, &l) || launch(&l, &s->at))
         return -1;

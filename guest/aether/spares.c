@@ -40,7 +40,9 @@ static int ask(int via, struct child *c, uint32_t kind, int leaf)
     c->at.pid = 0;
     c->sock = pair[0];
     set_nonblock(c->sock);
-    int failed = send_fds(via, c->at.slot, (int[]){pair[1], leaf}, 2);
+    int root = root_fd();
+    int failed = root < 0 || send_fds(via, c->at.slot, (int[]){pair[1], leaf, root}, 3);
+    close(root);
     close(pair[1]);
     if (failed) {
         close(c->sock);
@@ -143,7 +145,8 @@ static int hand_over(const struct launch *l, struct place *where)
 int launch(struct launch *l, struct place *where)
 {
     int failed = 0;
-    for (int i = 0; i <= L_STATUS; i++)
+    l->fds[L_ROOT] = root_fd();
+    for (int i = 0; i <= L_ROOT; i++)
         failed |= l->fds[i] < 0;
     if (!failed)
         failed = hand_over(l, where);

@@ -27,7 +27,7 @@ from nats.errors import Error as NatsError
 
 from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
-from schemas.exec import KEEPALIVE_S, ExecReply
+from schemas.exec import HEADER_OFFSET, KEEPALIVE_S, ExecReply
 from services.edge import calls, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
@@ -122,7 +122,7 @@ class Door:
         if op.call.project != call.project:
             return
         try:
-            op.received(frame, msg.data)
+            op.received(frame, msg.data, _offset(headers.get(HEADER_OFFSET)))
         except InvalidRequest as exc:
             op.abort(exc)
 
@@ -293,6 +293,14 @@ class Door:
             for op in list(self._running.values()):
                 await op.keep_alive(SILENT_S)
             self._finished.expire()
+
+
+def _offset(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdigit():
+        raise InvalidRequest("an offset is a decimal number", field=HEADER_OFFSET)
+    return int(text)
 
 
 def _full(text: str) -> Unavailable:

@@ -66,6 +66,7 @@ class Operation:
         self._input: deque[bytes] = deque()
         self._queued = 0
         self._eof = False
+        self._hole = False
         self._wants_input = False
         self._told_taken = 0
         self._arrived = asyncio.Event()
@@ -112,9 +113,9 @@ class Operation:
             if self.final is not None:
                 await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
                 return
-            self._input.clear()  # the client sends again what was not taken
-            self._queued, self._eof = 0, False
             if self._wants_input:
+                self._input.clear()  # the client sends again what was not taken
+                self._queued, self._eof, self._hole = 0, False, False
                 await self._send("r", b"")
                 await self._send("a", str(self.taken).encode())
             elif not self._unconfirmed:
@@ -122,7 +123,9 @@ class Operation:
 
     async def keep_alive(self, silent_s: float) -> None:
         """A sign of life, where nothing was sent for ``silent_s``."""
-        if self.final is None and self._clock.monotonic() - self._sent_at >= silent_s:
+        if self._hole or self.final is not None:
+            return
+        if self._clock.monotonic() - self._sent_at >= silent_s:
             await self._send("k", b"")
 
     async def _send(self, frame: str, data: bytes, more: dict[str, str] | None = None) -> None:
@@ -136,14 +139,11 @@ class Operation:
 
     # -- in -----------------------------------------------------------------------
 
-    def received(self, frame: str, data: bytes) -> None:
-        """A frame from the client. Raises ``InvalidRequest`` for one that breaks the
-        rules."""
-        if frame == "i":
-            self._input_frame(data)
-        elif frame == "f":
-            self._eof = True
-            self._arrived.set()
+    def received(self, frame: str, data: bytes, offset: int | None = None) -> None:
+        """A frame from the client; ``offset`` says where input belongs. Raises
+        ``InvalidRequest`` for one that breaks the rules."""
+        if frame in ("i", "f"):
+            self._input_frame(data, offset, end=frame == "f")
         elif frame == "w":
             self._confirm(_count(data))
         elif frame == "s":
@@ -153,15 +153,26 @@ class Operation:
         else:
             raise InvalidRequest(f"frame {frame[:20]!r} is unknown", field=HEADER_FRAME)
 
-    def _input_frame(self, data: bytes) -> None:
-        if self._eof:
+    def _input_frame(self, data: bytes, offset: int | None, *, end: bool) -> None:
+        have = self.taken + self._queued
+        if offset is not None and offset > have:
+            # frames were lost with a connection. This end keeps silent from here on:
+            # after a while the client attaches again and sends on from what was taken
+            self._hole = True
+        if self._hole:
+            return
+        if offset is not None:
+            data = data[have - offset :]  # what came before came twice
+        if data and self._eof:
             raise InvalidRequest("input after its end", field="stdin")
         if len(data) > CHUNK_BYTES or self._queued + len(data) > WINDOW_BYTES:
             raise InvalidRequest(
                 f"more than {WINDOW_BYTES} bytes of input not taken yet", field="stdin"
             )
-        self._queued += len(data)
-        self._input.append(data)
+        if data:
+            self._queued += len(data)
+            self._input.append(data)
+        self._eof = self._eof or end
         self._arrived.set()
 
     def _confirm(self, count: int) -> None:
@@ -184,6 +195,7 @@ class Operation:
         """All input there will be."""
         if data:
             self._input.append(data)
+            self._queued = len(data)
         self._eof = True
 
     async def want_input(self) -> None:

@@ -70,7 +70,8 @@ def _ended(row: Sandbox) -> Sandbox:
 
 def reject(changes: Changes, row: Sandbox, error: WireError, *, at: float) -> None:
     """Ends a sandbox that has no node."""
-    cause = error.cause or _CAUSE_OF_CODE.get(error.code, "invalid")
+    known = error.cause if error.cause in life.CAUSES else None
+    cause = known or _CAUSE_OF_CODE.get(error.code, "invalid")
     message = error.message[:MAX_MESSAGE]
     advance(
         changes, row, "reject", at=at, by="scheduler", cause=cause, message=message, error=error
@@ -276,8 +277,10 @@ def _client_stop(
     request = command.request
     if row.terminal:
         return
-    if row.state == life.STOPPING:
-        changes.rows[row.uid] = replace(row, op_id=request.request_id)
+    if row.state == life.STOPPING:  # asked again, perhaps with less patience
+        waiting = changes.rows[row.uid] = replace(row, op_id=request.request_id)
+        op = _node_op(waiting, "stop", grace_s=request.grace_s, trace=command.trace)
+        changes.ops.append(op)
         return
     ran = row.running_at is not None
     cause = request.cause if request.cause in life.CAUSES else "completed" if ran else "cancelled"

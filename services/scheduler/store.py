@@ -145,7 +145,8 @@ def _values(row: Sandbox) -> dict[str, Any]:
         "running_at": row.running_at, "changed_at": row.changed_at, "project": row.project,
         "request_id": row.request_id, "index": row.index, "spec_idx": row.spec_idx,
         "principal": row.principal, "backend": row.backend, "cores": row.cores,
-        "memory_mb": row.memory_mb, "job": row.job,
+        "memory_mb": row.memory_mb,
+        "job": row.job.replace("\x00", "") if row.job else row.job,
         "labels": json_text(row.labels) if row.labels else "{}",
         "expires_at": row.expires_at, "created_at": row.created_at,
     }  # fmt: skip

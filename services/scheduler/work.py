@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from schemas.base import decode
+from schemas.base import WireError, decode
 from schemas.sandbox import ItemResult, ResolvedSpec, SandboxSpec
 from services.scheduler import decide, nodes, requests, sending, store
 from services.scheduler.fleet import Fleet
@@ -209,44 +209,39 @@ class Work:
 
     async def _asks(self, unit: Unit) -> list[Ask]:
         rows = [unit.changes.rows[uid] for uid in unit.changes.place]
-        await self._resolve_stored(unit, rows)
-        out = []
+        errors = await self._load_specs(unit, rows)
+        now, out = time.time(), []
         for row in rows:
-            spec = unit.specs.get(_key(row))
-            if spec is not None and unit.changes.rows[row.uid].state == "requested":
-                need = need_of(spec, row.tried)
-                out.append(Ask(row.uid, need, row.cores, row.memory_mb))
+            key = _key(row)
+            spec, error = unit.specs.get(key), errors.get(key)
+            if error is not None:
+                decide.reject(unit.changes, row, error, at=now)
+            elif spec is None:  # imagesvc is away: the reconciler tries again
+                decide.later(unit.changes, row, at=now + self.settings.reconcile_s)
+            else:
+                out.append(Ask(row.uid, need_of(spec, row.tried), row.cores, row.memory_mb))
         return out
 
-    async def _resolve_stored(self, unit: Unit, rows: Sequence[Sandbox]) -> None:
-        """Loads the specs of rows that were created earlier, and resolves those
-        whose images could not be resolved then."""
-        wanted = {_key(r) for r in rows} - unit.specs.keys()
-        for key, (body, resolved, projects) in (
-            await requests.specs(unit.connection, wanted)
-        ).items():
+    async def _load_specs(self, unit: Unit, rows: Sequence[Sandbox]) -> dict[SpecKey, WireError]:
+        """Loads the specs of rows that were created earlier, and resolves those whose
+        images could not be resolved then; returns what is wrong with some."""
+        found = await requests.specs(unit.connection, {_key(r) for r in rows} - unit.specs.keys())
+        open_: dict[SpecKey, tuple[SandboxSpec, list[str]]] = {}
+        for key, (body, resolved, projects) in found.items():
+            spec = decode(body, ResolvedSpec).spec
             if resolved:
-                unit.bodies[key] = body
-                unit.specs[key] = decode(body, ResolvedSpec).spec
-                continue
-            await self._resolve_late(unit, key, decode(body, ResolvedSpec).spec, projects, rows)
-
-    async def _resolve_late(
-        self, unit: Unit, key: SpecKey, spec: SandboxSpec, projects: list[str],
-        rows: Sequence[Sandbox],
-    ) -> None:  # fmt: skip
-        answer = await self.images.resolve({key: (spec, projects)})
-        body, error = answer[key]
-        mine = [r for r in rows if _key(r) == key]
-        if error is not None:
-            for row in mine:
-                decide.reject(unit.changes, row, error, at=time.time())
-        elif body is None:
-            for row in mine:
-                decide.later(unit.changes, row, at=time.time() + self.settings.reconcile_s)
-        else:
-            await requests.put_specs(unit.connection, {key: (body, True)})
-            unit.bodies[key], unit.specs[key] = body, spec
+                unit.bodies[key], unit.specs[key] = body, spec
+            else:
+                open_[key] = (spec, projects)
+        if not open_:
+            return {}
+        answers = await self.images.resolve(open_)
+        for key, (answer, _) in answers.items():
+            if answer is not None:
+                unit.bodies[key], unit.specs[key] = answer, open_[key][0]
+        done = {k: (body, True) for k, (body, _) in answers.items() if body is not None}
+        await requests.put_specs(unit.connection, done)
+        return {k: error for k, (_, error) in answers.items() if error is not None}
 
 
 def _key(row: Sandbox) -> SpecKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 from dataclasses import replace
@@ -132,6 +133,19 @@ async def test_all_of_many_layers_are_visible(harness: ContainerHarness, tmp_pat
         assert ran.stdout.split() == [b"120", b"w", b"119"]
     finally:
         await harness.driver.stop(handle)
+
+
+async def test_a_shell_taken_while_it_makes_its_helpers_has_its_root_everywhere(
+    harness: ContainerHarness,
+) -> None:
+    """The agent clones processes in the very moment its root changes."""
+    fresh = await harness.restart()  # no shell is ready: each start takes a new one
+    for _ in range(12):
+        handle = await fresh.start(harness.spec(uid=new_uid()))
+        for script in ("ls -d /newroot /run/dsec /aether; ls /bin/busybox", "pwd", "echo x >/x"):
+            ran = await asyncio.gather(*(run(fresh, handle, script) for _ in range(3)))
+            assert all(r.code == 0 and b"aether" not in r.stdout for r in ran), ran
+        await fresh.stop(handle)
 
 
 async def test_a_failed_start_leaves_nothing_and_blocks_no_name(
@@ -279,12 +293,36 @@ async def test_grace_lets_a_command_clean_up(harness: ContainerHarness) -> None:
     assert io.stdout == b"up\nbye\n"
 
 
-async def test_an_engine_that_is_not_there_is_a_reason(tmp_path: Path) -> None:
+async def test_an_engine_that_is_not_there_is_a_reason(
+    harness: ContainerHarness, tmp_path: Path
+) -> None:
     url = f"unix://{tmp_path}/none.sock"
     settings = ContainerSettings(node="none", state_dir=tmp_path, docker_url=url)
     driver = ContainerDriver(settings)
     report = await driver.probe()
     assert not report.supported and "engine" in report.reason
+
+    async def nobody(_exited: object) -> None:
+        return None
+
+    await driver.open(nobody)
+    try:
+        with pytest.raises(Unavailable, match="engine"):
+            await driver.start(harness.spec(uid=new_uid()))
+        assert not list(settings.sandboxes_dir.iterdir())
+        assert not list(settings.shells_dir.iterdir())
+    finally:
+        await driver.close()
+
+
+async def test_a_removed_shell_image_is_made_again(harness: ContainerHarness) -> None:
+    tag = harness.driver._engine._image
+    fresh = await harness.restart()
+    docker.from_env().images.remove(tag, force=True)
+    with contextlib.suppress(Unavailable):
+        await fresh.stop(await fresh.start(harness.spec(uid=new_uid())))
+    handle = await fresh.start(harness.spec(uid=new_uid()))
+    await fresh.stop(handle)
 
 
 async def test_the_words_of_a_dying_agent_are_in_the_reason(

@@ -62,6 +62,7 @@ class Door:
     async def leave(self) -> None:
         """The edge is away: nobody listens."""
         await self._subscription.unsubscribe()
+        await self.client.flush()
 
     async def close(self) -> None:
         for operation in self._operations.values():

@@ -111,8 +111,9 @@ async def test_trees_go_there_and_back(sandbox: Sandbox, tmp_path: Path):
     (local / "link").symlink_to("d0/deep/f0")
     (local / "loop").symlink_to(".")
     (local / "run.sh").write_text("#!/bin/sh\n")
-    await sandbox.files.upload_tree(local, "/tree")
-    await sandbox.files.download_tree("/tree", back)
+    size = sum(p.stat().st_size for p in local.rglob("*") if p.is_file())
+    assert await sandbox.files.upload_tree(local, "/tree") == size
+    assert await sandbox.files.download_tree("/tree", back) == size
     names = sorted(p.relative_to(back).as_posix() for p in back.rglob("*") if p.is_file())
     assert len(names) == 42
     assert (back / "d3/deep/f3").read_text() == "3\n"

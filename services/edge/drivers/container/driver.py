@@ -113,7 +113,6 @@ class ContainerDriver(FilesOfAgent):
         for folder in (s.sandboxes_dir, s.shells_dir):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._shells = Shells(s, self._engine, await asyncio.to_thread(CgroupDriver.probe))
-        await self._engine.open()
         self._reaper.open()
         self._pool = Pool(
             self._shells.make, self._shells.drop, size=s.pool_size, most=s.pool_max,

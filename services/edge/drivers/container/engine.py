@@ -61,13 +61,14 @@ class Ending:
 
 
 class Engine:
-    """One engine. :meth:`open` before anything else."""
+    """One engine, reached when it is first needed; it may come and go."""
 
     def __init__(self, settings: ContainerSettings, instance: str) -> None:
         self._settings = settings
         self._instance = instance
         self._threads = ThreadPoolExecutor(settings.engine_threads, "engine")
         self._client: docker.DockerClient | None = None
+        self._lock = threading.Lock()
         self._image = ""
         self._cgroup_parent = "/" + settings.cgroup_parent
 
@@ -93,7 +94,9 @@ class Engine:
         return str((await self._call(self._api.version))["Version"])
 
     def _connect(self) -> None:
-        if self._client is None:
+        with self._lock:
+            if self._client is not None:
+                return
             url = self._settings.docker_url
             timeout = int(self._settings.engine_s)
             client = (
@@ -105,10 +108,12 @@ class Engine:
                 self._cgroup_parent = self._settings.cgroup_parent + ".slice"
             self._client = client
 
-    async def open(self) -> None:
-        """Reaches the engine and makes the shell image when it is missing."""
-        await self._call(self._connect)
-        self._image = await self._call(self._ensure_image)
+    def _ready(self) -> None:
+        """Reaches the engine and makes the shell image, where that was not done yet."""
+        self._connect()
+        with self._lock:
+            if not self._image:
+                self._image = self._ensure_image()
 
     def _ensure_image(self) -> str:
         content = _image_tar(self._settings.aether.read_bytes())
@@ -132,6 +137,7 @@ class Engine:
             raise
 
     def _create_shell(self, name: str, socket_dir: Path, abandoned: threading.Event) -> Shell:
+        self._ready()
         api = self._api
         host = api.create_host_config(
             binds=[f"{socket_dir}:{SOCKET_DIR}"],
@@ -143,13 +149,7 @@ class Engine:
             log_config=LogConfig(type="json-file", config={"max-size": "64k", "max-file": "1"}),
             restart_policy={"Name": "no"},
         )
-        made = api.create_container(
-            self._image, ["/aether", f"{SOCKET_DIR}/{SOCKET}", name],
-            name=name, host_config=host, hostname="sandbox",
-            network_disabled=True,  # a namespace of its own all the same, for half the time
-            labels={LABEL_NODE: self._settings.node, LABEL_NAME: name,
-                    LABEL_INSTANCE: self._instance},
-        )["Id"]  # fmt: skip
+        made = self._create(name, host)
         try:
             api.start(made)
             pid = int(api.inspect_container(made)["State"]["Pid"])
@@ -162,6 +162,21 @@ class Engine:
         except BaseException:
             api.remove_container(made, force=True)
             raise
+
+    def _create(self, name: str, host: Any) -> str:
+        labels = {
+            LABEL_NODE: self._settings.node, LABEL_NAME: name, LABEL_INSTANCE: self._instance,
+        }  # fmt: skip
+        try:
+            made = self._api.create_container(
+                self._image, ["/aether", f"{SOCKET_DIR}/{SOCKET}", name],
+                name=name, host_config=host, hostname="sandbox", labels=labels,
+                network_disabled=True,  # a namespace of its own all the same, for half the time
+            )  # fmt: skip
+        except ImageNotFound:
+            self._image = ""  # someone removed it: the next attempt makes it again
+            raise
+        return str(made["Id"])
 
     async def ending(self, container_id: str) -> Ending:
         """How the container ended; of one that no longer exists nothing is known."""

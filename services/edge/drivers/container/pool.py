@@ -43,6 +43,7 @@ class Pool(Generic[W]):
         self._ready: deque[W] = deque()
         self._waiting: deque[asyncio.Future[W]] = deque()
         self._making: set[asyncio.Task[None]] = set()
+        self._on_the_way = 0  # being made, not in the pause after a failure
         self._last_error: DsecError | None = None
         self._open = False
 
@@ -59,8 +60,8 @@ class Pool(Generic[W]):
         self._fill()
 
     async def take(self) -> W:
-        """A ready shell, the longest waiting first served. Raises ``Unavailable`` with
-        the last failure when the pool is closed."""
+        """A ready shell, the longest waiting first served. Raises ``Unavailable`` when
+        the pool is closed, and the failure when the shell that was to come failed."""
         while self._ready and not self._waiting:
             shell = self._ready.popleft()
             if shell.alive:
@@ -98,22 +99,35 @@ class Pool(Generic[W]):
             task.add_done_callback(self._made)
 
     async def _make_one(self) -> None:
+        self._on_the_way += 1
         try:
-            shell = await self._make()
+            shell = await self._made_or_not()
         except DsecError as err:
-            self._last_error = err
             log.warning("a shell cannot be made: %s", err)
-            await asyncio.sleep(self._retry_s)
+            await self._failed(err)
             return
-        except asyncio.CancelledError:
-            raise
         except Exception as err:
-            self._last_error = Unavailable(f"a shell cannot be made: {err!r}")
             log.exception("a shell cannot be made")
-            await asyncio.sleep(self._retry_s)
+            await self._failed(Unavailable(f"a shell cannot be made: {err!r}"))
             return
         self._last_error = None
         self._hand_out(shell)
+
+    async def _made_or_not(self) -> W:
+        try:
+            return await self._make()
+        finally:
+            self._on_the_way -= 1
+
+    async def _failed(self, err: DsecError) -> None:
+        """When no other shell is on its way, one who waits is told; then a pause."""
+        self._last_error = err
+        while self._waiting and not self._on_the_way:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(err)
+                break
+        await asyncio.sleep(self._retry_s)
 
     def _hand_out(self, shell: W) -> None:
         while self._waiting:

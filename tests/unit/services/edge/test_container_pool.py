@@ -119,6 +119,20 @@ async def test_failures_are_retried_and_the_last_one_is_known() -> None:
     await pool.close()
 
 
+async def test_who_waits_for_a_shell_that_fails_is_told() -> None:
+    maker = Maker()
+    maker.fail = 1
+    pool = maker.pool(size=0, most=1)
+    pool.open()
+    first, second = asyncio.ensure_future(pool.take()), asyncio.ensure_future(pool.take())
+    await settle()
+    maker.gate.set()
+    with pytest.raises(Unavailable, match="no engine"):
+        await first
+    assert (await second).alive
+    await pool.close()
+
+
 async def test_a_cancelled_taker_gives_its_turn_back() -> None:
     maker = Maker()
     pool = maker.pool(size=0, most=2)

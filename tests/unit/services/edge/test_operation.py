@@ -134,9 +134,10 @@ async def test_input_beyond_the_window_or_its_end_is_refused() -> None:
         op.received("i", bytes(CHUNK_BYTES))
     with pytest.raises(InvalidRequest):
         op.received("i", b"x")
-    op.received("f", b"")
-    with pytest.raises(InvalidRequest):
-        op.received("i", b"")
+    short = Wire().operation()
+    short.received("f", b"")
+    with pytest.raises(InvalidRequest, match="after its end"):
+        short.received("i", b"x")
 
 
 async def test_a_silent_operation_gives_signs_of_life_until_it_ends() -> None:
@@ -152,3 +153,34 @@ async def test_a_silent_operation_gives_signs_of_life_until_it_ends() -> None:
     wire.clock.advance(9.0)
     await op.keep_alive(3.0)
     assert wire.frames() == "kx"
+
+
+async def test_a_hole_in_the_input_is_never_passed_on() -> None:
+    """Frames are lost with a connection; the client attaches again after a silence."""
+    wire = Wire()
+    op = wire.operation()
+    await op.want_input()
+    op.received("i", b"abc", 0)
+    op.received("i", b"bcd", 1)  # came twice, but for its end
+    op.received("i", b"lost are e and f", 6)
+    op.received("f", b"", 22)
+    chunks = op.input()
+    assert [await anext(chunks), await anext(chunks)] == [b"abc", b"d"]
+    following = asyncio.ensure_future(anext(chunks, None))
+    wire.clock.advance(60.0)
+    wire.sent.clear()
+    await op.keep_alive(3.0)
+    assert not following.done() and "k" not in wire.frames()
+    await op.attach("second")
+    assert wire.sent[-1][1:3] == ("a", b"4")
+    op.received("i", b"ef", 4)
+    op.received("f", b"", 6)
+    assert await following == b"ef"
+    assert await anext(chunks, None) is None
+
+
+async def test_input_that_came_with_the_request_survives_an_attach() -> None:
+    op = Wire().operation()
+    op.preset(b"whole")
+    await op.attach("second")
+    assert [chunk async for chunk in op.input()] == [b"whole"]
