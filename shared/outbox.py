@@ -145,7 +145,12 @@ class Outbox:
             log.exception("outbox: %d left to the sweep", len(rows))
 
     async def _send(self, rows: Sequence[tuple[int, Outgoing]]) -> None:
+<<<<<<< HEAD
         self._gone += await self._store(rows)
+=======
+        stored = await self._store(rows)
+        self._gone += stored
+>>>>>>> stack
 
     async def _store(self, rows: Sequence[tuple[int, Outgoing]]) -> list[int]:
         """The ids of the rows that are stored now."""
