@@ -145,12 +145,8 @@ class Outbox:
             log.exception("outbox: %d left to the sweep", len(rows))
 
     async def _send(self, rows: Sequence[tuple[int, Outgoing]]) -> None:
-<<<<<<< HEAD
-        self._gone += await self._store(rows)
-=======
         stored = await self._store(rows)
-        self._gone += stored
->>>>>>> stack
+        self._gone += stored  # not across the await: the list may have been swapped by then
 
     async def _store(self, rows: Sequence[tuple[int, Outgoing]]) -> list[int]:
         """The ids of the rows that are stored now."""
