@@ -92,6 +92,11 @@ void op_reaped(pid_t pid, int status)
 {
     for (int i = 0; i < OPS_MAX; i++)
         if (ops[i].used && !ops[i].session && ops[i].at.pid == pid && !ops[i].reaped) {
+            if (!ops[i].killing && place_unread(&ops[i].at)) {
+                put_error(&ops[i].report, "unavailable", NULL, ECHILD,
+                          "the process was killed before it took the command");
+                ops[i].failed = true;
+            }
             op_exited(&ops[i], status);
             return;
         }
