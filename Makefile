@@ -11,7 +11,7 @@ BENCH ?= create
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo local test test-unit test-integration test-e2e lint schemas guest lock wheel up down bench clean
+.PHONY: help setup demo local test test-unit test-integration test-e2e test-inspect lint schemas guest lock wheel up down bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,11 @@ test-integration: setup ## run the tests with real NATS, PostgreSQL, Valkey and 
 test-e2e: setup ## run the tests of the whole system
 	@$(PYTEST) tests/e2e $(PYTEST_ARGS)
 
+test-inspect: setup wheel ## run Inspect's own sandbox checks and an evaluation (downloads Inspect)
+	@scripts/client_venv.sh inspect
+	@$(PYTHON) scripts/with_system.py .venv-inspect/bin/pytest -c tests/clients/inspect/pytest.ini \
+	  tests/clients/inspect $(PYTEST_ARGS)
+
 lint: setup ## ruff, mypy, import contracts and size budget
 	@$(PYTEST) tests/architecture -q $(PYTEST_ARGS)
 
@@ -46,7 +51,7 @@ schemas: setup ## export JSON Schema, AsyncAPI and the SDK's wire types from sch
 guest: setup ## build what runs inside sandboxes
 	@$(MAKE) --no-print-directory -C guest
 
-lock: ## make requirements.lock from pyproject.toml again
+lock: ## make requirements*.lock from pyproject.toml and requirements-*.in again
 	@scripts/lock.sh
 
 wheel: setup ## build the SDK's wheel into dist/
@@ -63,6 +68,6 @@ bench: setup ## run one benchmark: make bench BENCH=create
 	@$(PYTHON) -m bench $(BENCH) --json
 
 clean: ## remove what set-up and builds made in this folder (not the cache, not Docker)
-	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@[ ! -e guest/Makefile ] || $(MAKE) --no-print-directory -C guest clean
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

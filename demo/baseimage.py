@@ -7,6 +7,7 @@ of it (the image service does). Why not pulled: the demonstration needs no regis
 from __future__ import annotations
 
 import hashlib
+import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,16 +32,19 @@ def base_image(
     cache: Path | None = None,
     *,
     packages: Sequence[str] = PACKAGES,
+    users: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """The root file system as a directory, built with mmdebstrap when it is not cached
-    under this distribution and package list. Needs root. About 25 s the first time."""
+    under this distribution, package list and ``users`` (each with a home directory and
+    bash). Needs root. About 25 s the first time."""
     suite = codename()
-    key = hashlib.sha256(f"{_RECIPE} {suite} {' '.join(sorted(packages))}".encode())
+    named = "".join(f" +{user}" for user in users)
+    key = hashlib.sha256(f"{_RECIPE} {suite} {' '.join(sorted(packages))}{named}".encode())
     entry = (cache or cache_dir()) / "base" / f"{suite}-{key.hexdigest()[:16]}"
     if not entry.exists():
         say(f"building the base image from {suite} packages (half a minute, once)")
-    return make_once(entry, lambda part: _build(part, suite, packages))
+    return make_once(entry, lambda part: _build(part, suite, packages, users))
 
 
 def codename() -> str:
@@ -69,9 +73,13 @@ def _names_a_source(text: str) -> bool:
     return any(line.startswith(("deb ", "deb[", "Types:")) for line in text.splitlines())
 
 
-def _build(rootfs: Path, suite: str, packages: Sequence[str]) -> None:
+def _build(rootfs: Path, suite: str, packages: Sequence[str], users: Sequence[str]) -> None:
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", "--quiet"]
     argv += [f"--aptopt={option}" for option in _apt_options()]
+    argv += [
+        f"--customize-hook=chroot \"$1\" useradd --create-home --shell /bin/bash {shlex.quote(user)}"
+        for user in users
+    ]
     argv += [f"--include={','.join(packages)}", suite, str(rootfs), str(apt_sources())]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
     if done.returncode:
