@@ -77,7 +77,7 @@ def _build(rootfs: Path, suite: str, packages: Sequence[str], users: Sequence[st
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", "--quiet"]
     argv += [f"--aptopt={option}" for option in _apt_options()]
     argv += [
-        f"--customize-hook=chroot \"$1\" useradd --create-home --shell /bin/bash {shlex.quote(user)}"
+        f'--customize-hook=chroot "$1" useradd --create-home --shell /bin/bash {shlex.quote(user)}'
         for user in users
     ]
     argv += [f"--include={','.join(packages)}", suite, str(rootfs), str(apt_sources())]

@@ -7,11 +7,14 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_the_lock_pins_every_package_with_hashes_and_names_no_index() -> None:
-    text = (REPOSITORY / "requirements.lock").read_text()
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-inspect.lock"])
+def test_a_lock_pins_every_package_with_hashes_and_names_no_index(lock: str) -> None:
+    text = (REPOSITORY / lock).read_text()
     assert "://" not in text
     assert not re.search(r"^\s*(-i|-f|--index|--extra|--find|--trusted)", text, re.MULTILINE)
     blocks = re.split(r"\n(?=[a-z0-9])", text.split("\n#\n")[-1].strip())
@@ -30,6 +33,14 @@ def test_the_lock_holds_every_declared_dependency() -> None:
         name = re.match(r"[A-Za-z0-9._-]+", requirement)
         assert name is not None
         assert name[0].lower() in locked
+
+
+def test_a_harness_is_pinned_to_the_version_that_its_checks_are_counted_for() -> None:
+    asked = (REPOSITORY / "requirements-inspect.in").read_text()
+    version = re.search(r"^inspect_ai==(\S+)$", asked, re.M)
+    assert version is not None
+    lock = (REPOSITORY / "requirements-inspect.lock").read_text()
+    assert f"\ninspect-ai=={version[1]} " in lock
 
 
 def test_each_dependency_says_why_it_is_there() -> None:

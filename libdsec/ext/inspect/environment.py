@@ -197,9 +197,7 @@ class DSecSandboxEnvironment(SandboxEnvironment):
         if info.state in STOPPED:
             raise ConnectionError(f"sandbox {self.sandbox.id} is {info.state}")
         argv = ["dsec", "shell", self.sandbox.id, *(["--user", user] if user else [])]
-        return SandboxConnection(
-            type="dsec", command=shlex.join(argv), container=self.sandbox.id
-        )
+        return SandboxConnection(type="dsec", command=shlex.join(argv), container=self.sandbox.id)
 
     def _path(self, path: str) -> str:
         return posixpath.join(self.workdir, path) if path else self.workdir

@@ -91,7 +91,7 @@ class Session:
         if many:
             client = await self.client()
             for uid, outcome in (await client.stop_many(many)).items():
-                if isinstance(outcome, str) or isinstance(outcome, NotFound):
+                if isinstance(outcome, str | NotFound):
                     self._alive.pop(uid, None)
         if not self._tasks and not self._alive:
             await self._client.close()

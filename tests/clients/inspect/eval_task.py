@@ -7,7 +7,7 @@ from typing import Any
 
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessage, ChatMessageTool, ModelOutput, get_model
+from inspect_ai.model import ChatMessage, ChatMessageTool, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import TaskState, generate, use_tools
 from inspect_ai.tool import bash
@@ -38,10 +38,13 @@ def left_in_the_sandbox() -> Scorer:
 
 def answer(input: list[ChatMessage], *_rest: Any) -> ModelOutput:
     """The mock model: one call of a tool, and a closing word once its output is there."""
-    if isinstance(input[-1], ChatMessageTool):
-        return ModelOutput.from_content("mockllm/model", "done")
     command = "cat prepared.txt && echo $(( $(cat number.txt) * 2 )) > answer.txt"
-    return ModelOutput.for_tool_call("mockllm/model", "bash", {"cmd": command})
+    if isinstance(input[-1], ChatMessageTool):
+        output = ModelOutput.from_content("mockllm/model", "done")
+    else:
+        output = ModelOutput.for_tool_call("mockllm/model", "bash", {"command": command})
+    output.usage = ModelUsage()  # else Inspect counts tokens with a table from the network
+    return output
 
 
 @task

@@ -53,9 +53,7 @@ async def test_an_evaluation_scores_every_sample_and_leaves_nothing(tmp_path: Pa
 
 
 async def test_kept_sandboxes_are_named_and_cleaned_up_by_the_command(tmp_path: Path) -> None:
-    said = run(
-        "eval", "eval_task.py", "--limit", "2", "--no-sandbox-cleanup", logs=tmp_path
-    )
+    said = run("eval", "eval_task.py", "--limit", "2", "--no-sandbox-cleanup", logs=tmp_path)
     kept = await left()
     assert len(kept) == 2
     assert all(sandbox.id in said for sandbox in kept)

@@ -13,6 +13,7 @@ from inspect_ai.util import (
     SandboxEnvironment,
     SandboxUnavailableError,
 )
+from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
 from inspect_ai.util._sandbox.exec_remote import ExecRemoteAwaitableOptions
 from inspect_ai.util._sandbox.limits import (
     override_max_exec_output_size,
@@ -152,7 +153,8 @@ async def test_a_connection_names_a_command(sandbox_env: SandboxEnvironment) -> 
 
 async def test_inspects_streaming_commands_work(sandbox_env: SandboxEnvironment) -> None:
     options = ExecRemoteAwaitableOptions(timeout=60)
-    result = await sandbox_env.exec_remote(["sh", "-c", "whoami; exit 3"], options, stream=False)
+    seen = SandboxEnvironmentProxy(sandbox_env)  # what samples get from Inspect
+    result = await seen.exec_remote(["sh", "-c", "whoami; exit 3"], options, stream=False)
     assert (result.returncode, result.stdout) == (3, "agent\n")
 
 
