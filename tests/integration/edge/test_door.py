@@ -153,7 +153,7 @@ async def test_the_same_operation_never_runs_twice(system: Cluster) -> None:
     others = [await system.another_caller() for _ in range(5)]
     replies = await asyncio.gather(*(other.exec(uid, request) for other in others))
     assert {r.stdout for r in replies} == {b"done\n"}
-    await until(lambda: any(a.verb == "exec" for a in system.scheduler.access))
+    await until(lambda: any(a.verb == "sandbox.exec" for a in system.scheduler.access))
     await system.edge.kill()
     await system.edge.start()
     await until(lambda: len(system.scheduler.joins) == 2)
