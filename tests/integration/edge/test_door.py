@@ -387,8 +387,8 @@ async def test_every_verb_is_recorded_once(system: Cluster) -> None:
     assert records == {
         (verb, outcome, hashlib.sha256(encode(r)).hexdigest(), len(encode(r)))
         for verb, outcome, r in (
-            ("exec", "ok", request), ("file_stat", "not_found", stat),
-            ("exec", "not_found", stranger),
+            ("sandbox.exec", "ok", request), ("sandbox.file_stat", "not_found", stat),
+            ("sandbox.exec", "not_found", stranger),
         )
     }  # fmt: skip
     assert {a.principal for a in system.scheduler.access} == {system.caller.principal}
