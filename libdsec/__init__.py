@@ -49,7 +49,7 @@ from libdsec.errors import (
 )
 from libdsec.files import Files
 from libdsec.process import Output, Process
-from libdsec.results import Event, ExecResult, FileInfo, Info
+from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
 from libdsec.sandbox import Sandbox
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "ExecResult",
     "ExecTimeout",
     "FileAlreadyExists",
+    "FileChange",
     "FileError",
     "FileInfo",
     "FileIsADirectory",

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from libdsec import _ids, _trees
+from libdsec import _ids, _trees, _workspace
 from libdsec._operation import Operation
 from libdsec._wire import CHUNK_BYTES, INLINE_BYTES, FileEntry, FileReply, FileRequest
+from libdsec._workspace import DIFF_LIMIT_BYTES
+from libdsec.args import Seconds, seconds
 from libdsec.errors import FileNotFound, InternalError, StdinClosed, file_error
-from libdsec.results import FileInfo
+from libdsec.results import FileChange, FileInfo
 
 if TYPE_CHECKING:
     from libdsec.sandbox import Sandbox
 
 Progress = Callable[[int], None]
 """Called with the bytes of each chunk as it is taken over."""
+WATCH_S = 1.0
+"""Seconds between two looks of a watch."""
 LocalPath = str | os.PathLike[str]
 
 
@@ -132,6 +136,46 @@ class Files:
     async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
         """Removes a file, or a directory (with entries only if ``recursive``)."""
         await self._call("file_remove", path, recursive=recursive, user=user)
+
+    async def glob(self, pattern: str, *, user: str | None = None) -> Sequence[FileInfo]:
+        """What matches, sorted by path: ``*``, ``?`` and ``[…]`` within a name, ``**`` any
+        number of directories. Names that begin with a dot match as any other. ``**``
+        follows no links; what ``user`` may not see is left out."""
+        return await _workspace.glob(self, pattern, user=user)
+
+    async def watch(
+        self,
+        path: str,
+        *,
+        recursive: bool = True,
+        interval: Seconds = WATCH_S,
+        user: str | None = None,
+    ) -> AsyncIterator[FileChange]:
+        """Changes below a directory from the first step of the iteration on, found by a
+        look every ``interval`` seconds: what comes and goes in between is not seen.
+        Ends with ``FileNotFound`` when the directory is gone."""
+        interval_s = seconds(interval, "interval") or WATCH_S
+        changes = _workspace.watch(
+            self, path, recursive=recursive, interval_s=interval_s, user=user
+        )
+        async for change in changes:
+            yield change
+
+    async def diff(
+        self,
+        path: str = ".",
+        *,
+        base: str = "HEAD",
+        user: str | None = None,
+        limit_bytes: int = DIFF_LIMIT_BYTES,
+    ) -> bytes:
+        """The git patch from ``base`` to what is below ``path`` now: new files, deletions,
+        modes and binary content too, ignored files not. ``git apply`` takes it. The
+        workspace's index stays as it is. Raises ``FileNotFound`` where there is no
+        repository, ``Unsupported`` where there is no git."""
+        return await _workspace.diff(
+            self._sandbox, path, base=base, user=user, limit_bytes=limit_bytes
+        )
 
     async def upload(
         self,

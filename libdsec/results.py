@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from libdsec._wire import SandboxInfo
 
@@ -139,6 +139,16 @@ class FileInfo:
     def is_dir(self) -> bool:
         """Whether it is a directory."""
         return self.type in ("directory", "dir")
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file was ``created``, ``modified`` or ``deleted``; ``info`` is what is there
+    now, of a deleted one what was."""
+
+    kind: Literal["created", "modified", "deleted"]
+    path: str
+    info: FileInfo
 
 
 @dataclass(frozen=True, slots=True)

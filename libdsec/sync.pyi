@@ -13,6 +13,7 @@ from libdsec._wire import KeyInfo
 from libdsec._wire import NodeInfo
 from libdsec._wire import ProjectInfo
 from libdsec._wire import QuotaInfo
+from libdsec._workspace import DIFF_LIMIT_BYTES
 from libdsec.args import Seconds
 from libdsec.files import LocalPath
 from libdsec.files import Progress
@@ -35,6 +36,7 @@ from libdsec import ExecFailed as ExecFailed
 from libdsec import ExecResult as ExecResult
 from libdsec import ExecTimeout as ExecTimeout
 from libdsec import FileAlreadyExists as FileAlreadyExists
+from libdsec import FileChange as FileChange
 from libdsec import FileError as FileError
 from libdsec import FileInfo as FileInfo
 from libdsec import FileIsADirectory as FileIsADirectory
@@ -56,9 +58,11 @@ from libdsec import Unavailable as Unavailable
 from libdsec import Unsupported as Unsupported
 
 CREATE_S: float
+DIFF_LIMIT_BYTES: int
 OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
 READY_S: float
+WATCH_S: float
 
 class Images:
 
@@ -168,6 +172,15 @@ class Files:
         ...
 
     def remove(self, path: str, *, recursive: bool=False, user: str | None=None) -> None:
+        ...
+
+    def glob(self, pattern: str, *, user: str | None=None) -> Sequence[FileInfo]:
+        ...
+
+    def watch(self, path: str, *, recursive: bool=True, interval: Seconds=WATCH_S, user: str | None=None) -> Iterator[FileChange]:
+        ...
+
+    def diff(self, path: str='.', *, base: str='HEAD', user: str | None=None, limit_bytes: int=DIFF_LIMIT_BYTES) -> bytes:
         ...
 
     def upload(self, local: LocalPath, remote: str, *, user: str | None=None, mode: int | None=None, progress: Progress | None=None) -> int:
