@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 LISTS_AT_ONCE = 8
 """Directories that one call reads at the same time."""
-DIFF_LIMIT_BYTES = 64 * 1024 * 1024
 DIFF_TIMEOUT_S = 120.0
 NO_PROGRAM, NO_REPOSITORY, NO_BASE = 127, 97, 98
 MAGIC = "*?["

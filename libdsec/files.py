@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from libdsec import _ids, _trees, _workspace
 from libdsec._operation import Operation
 from libdsec._wire import CHUNK_BYTES, INLINE_BYTES, FileEntry, FileReply, FileRequest
-from libdsec._workspace import DIFF_LIMIT_BYTES
 from libdsec.args import Seconds, seconds
 from libdsec.errors import FileNotFound, InternalError, StdinClosed, file_error
 from libdsec.results import FileChange, FileInfo
@@ -28,6 +27,7 @@ Progress = Callable[[int], None]
 """Called with the bytes of each chunk as it is taken over."""
 WATCH_S = 1.0
 """Seconds between two looks of a watch."""
+DIFF_LIMIT_BYTES = 64 * 1024 * 1024
 LocalPath = str | os.PathLike[str]
 
 

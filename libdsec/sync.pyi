@@ -13,7 +13,6 @@ from libdsec._wire import KeyInfo
 from libdsec._wire import NodeInfo
 from libdsec._wire import ProjectInfo
 from libdsec._wire import QuotaInfo
-from libdsec._workspace import DIFF_LIMIT_BYTES
 from libdsec.args import Seconds
 from libdsec.files import LocalPath
 from libdsec.files import Progress

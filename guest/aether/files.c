@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -182,6 +183,42 @@ static void do_append(const char *path, mode_t mode)
     report_info(path, &after, NULL);
 }
 
+/* Where a new file cannot take the old one's place (a mount point, or a folder that is
+ * not the user's), the old one gets the content, once all of it is here. */
+static void write_in_place(int from, const char *path, uint64_t mode)
+{
+    struct stat st;
+    int fd = open_regular(path, O_WRONLY | O_TRUNC, &st);
+    off_t at = 0;
+    ssize_t k;
+    while ((k = sendfile(fd, from, &at, 1 << 20)) > 0)
+        ;
+    if (k < 0 || (mode != UINT64_MAX && fchmod(fd, (mode_t)mode)) || fstat(fd, &st))
+        fail(path, errno);
+    if (st.st_size != at)
+        fail(path, EIO);
+    if (close(fd))
+        fail(path, errno);
+    if (*unfinished)
+        unlink(unfinished);
+    *unfinished = 0;
+    report_info(path, &st, NULL);
+}
+
+static void write_from_elsewhere(const char *path, uint64_t mode)
+{
+    snprintf(unfinished, sizeof unfinished, "/tmp/.dsec-%d.tmp", getpid());
+    int fd = open(unfinished, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int err = errno;
+    if (fd >= 0)
+        unlink(unfinished);
+    *unfinished = 0;
+    if (fd < 0)
+        fail(path, err);
+    copy_in(fd, path);
+    write_in_place(fd, path, mode);
+}
+
 static void do_write(const char *given, uint64_t mode, bool append)
 {
     char path[PATH_MAX];
@@ -202,9 +239,11 @@ static void do_write(const char *given, uint64_t mode, bool append)
     if (snprintf(unfinished, sizeof unfinished, "%.*s.dsec-%d.tmp", (int)dir, path, getpid()) >=
         PATH_MAX)
         fail(given, ENAMETOOLONG);
-    int fd = open(unfinished, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int fd = open(unfinished, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) {
         *unfinished = 0;
+        if (exists && (errno == EACCES || errno == EPERM || errno == EROFS))
+            write_from_elsewhere(path, mode);
         fail(given, errno);
     }
     uint64_t n = copy_in(fd, given);
@@ -215,9 +254,14 @@ static void do_write(const char *given, uint64_t mode, bool append)
         fail(given, errno);
     if ((uint64_t)st.st_size != n)
         fail(given, EIO);
-    if (close(fd) || rename(unfinished, path))
+    if (rename(unfinished, path)) {
+        if (errno == EBUSY && exists)
+            write_in_place(fd, path, mode);
         fail(given, errno);
+    }
     *unfinished = 0;
+    if (close(fd))
+        fail(given, errno);
     report_info(given, &st, NULL);
 }
 

@@ -134,6 +134,36 @@ async def test_owner_and_mode_are_the_users(harness: ContainerHarness) -> None:
         await harness.driver.stop(handle)
 
 
+async def test_a_file_in_a_folder_of_somebody_else_is_written_in_its_place(
+    harness: ContainerHarness,
+) -> None:
+    handle = await harness.driver.start(harness.spec(uid=new_uid(), user="agent"))
+    try:
+        await run(harness.driver, handle, "echo old >/etc/mine; chown agent /etc/mine", user="root")
+        data = random.Random(1).randbytes(3 << 20)
+        info = await harness.driver.write(handle, "/etc/mine", pieces(data), user=None)
+        assert info.size == len(data)
+        assert await read(harness.driver, handle, "/etc/mine") == data
+        shorter = await harness.driver.write(
+            handle, "/etc/mine", pieces(b"x"), user=None, mode=0o600
+        )
+        assert (shorter.size, shorter.mode) == (1, 0o600)
+        left = await run(harness.driver, handle, "ls -A /tmp; ls -A /etc | grep dsec", user="root")
+        assert left.stdout == b""
+    finally:
+        await harness.driver.stop(handle)
+
+
+async def test_a_file_that_is_a_mount_point_is_written_in_its_place(
+    driver: ContainerDriver, sandbox: Handle
+) -> None:
+    data = b"127.0.0.1 localhost here\n"
+    info = await driver.write(sandbox, "/etc/hosts", pieces(data), user=None)
+    assert info.size == len(data)
+    assert await read(driver, sandbox, "/etc/hosts") == data
+    assert (await run(driver, sandbox, "ls -A /etc | grep dsec")).stdout == b""
+
+
 async def test_listing_is_typed(driver: ContainerDriver, sandbox: Handle) -> None:
     """(F10)"""
     with pytest.raises(NotFound) as caught:
