@@ -81,6 +81,16 @@ def test_links_between_documents_resolve(page: Path) -> None:
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
+def test_each_line_about_commands_and_files_names_a_test_that_exists() -> None:
+    page = (REPOSITORY / "docs/exec-and-files.md").read_text()
+    rows = [line for line in page.splitlines() if re.match(r"\| (?!What holds)", line)]
+    named = [re.findall(r"`(test_\w+)`", row.rsplit("|", 2)[1]) for row in rows]
+    assert len(rows) > 50 and [r for r, names in zip(rows, named, strict=True) if not names] == []
+    tests = "\n".join(p.read_text() for p in tracked() if p.name.startswith("test_"))
+    defined = set(re.findall(r"^(?:async )?def (test_\w+)\(", tests, re.M))
+    assert {name for names in named for name in names} - defined == set()
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SCOPE.md", "CHANGELOG.md"])
 def test_documents_name_make_targets_and_files_that_exist(name: str) -> None:
     text = (REPOSITORY / name).read_text()
