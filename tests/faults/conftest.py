@@ -100,5 +100,6 @@ def client(world: World) -> DSecClient:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def box(world: World) -> AsyncIterator[Sandbox]:
     """A container that the tests of a module share."""
-    async with await world.client.run_container(container_args(), timeout=CREATE_S) as sandbox:
+    args = container_args(memory_limit_mb=192)
+    async with await world.client.run_container(args, timeout=CREATE_S) as sandbox:
         yield sandbox
