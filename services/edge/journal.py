@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import sqlite3
 import threading
@@ -167,13 +168,22 @@ def _apply(db: sqlite3.Connection, changes: tuple[Change, ...] | list[Change]) -
 def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        _for_its_owner_alone(path)
         return _opened(path)
-    except sqlite3.DatabaseError as exc:
-        if isinstance(exc, sqlite3.OperationalError):
+    except (sqlite3.DatabaseError, OSError) as exc:
+        if isinstance(exc, sqlite3.OperationalError | OSError):
             raise Internal(f"the journal {path} can't be opened: {exc}") from exc
         aside = _move_aside(path)
         log.error("the journal %s is damaged (%s): moved to %s, begun anew", path, exc, aside)
         return _opened(path)
+
+
+def _for_its_owner_alone(path: Path) -> None:
+    """Specs are in it, with their variables. What SQLite adds beside takes its mode."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with contextlib.suppress(FileNotFoundError):
+            file.chmod(0o600)
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -313,7 +313,7 @@ async def test_stopped_is_said_only_when_nothing_runs_any_more(
     await nothing_is_left(world, project, of="container")
 
     async def forgotten() -> bool:
-        return not any(part.in_engine() for part in parts)
+        return not any(part.in_books() for part in parts)
 
     await until(forgotten, what="containers removed")
 

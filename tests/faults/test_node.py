@@ -99,7 +99,8 @@ async def test_a_layer_that_nothing_may_change_is_mounted_without_a_loop_device(
     small = await client.images.get("small:1")
     (tree / "still").write_bytes(os.urandom(70_000))
     image = await client.images.create("still:1", path=str(tree), kind="toolkit", prefix="/still")
-    digest = next(d for d in image.layers if d not in small.layers)
+    known = {layer.digest for layer in small.layers}
+    digest = next(d.digest for d in image.layers if d.digest not in known)
     name = digest.rpartition(":")[2].removeprefix("sha256-")
     files = [p for p in (world.system.state_dir / "store").rglob("*") if name in str(p)]
     blobs = [p for p in files if p.is_file()]
@@ -138,7 +139,10 @@ for d in /proc/[0-9]*; do
     head -c1 $d/$f 2>/dev/null | grep -q . && echo readable $d/$f
   done
   readlink $d/cwd $d/root $d/exe
-  ls $d/fd 2>/dev/null | sed "s|^|descriptor $d |"
+  for f in $d/fd/* $d/map_files/*; do
+    readlink $f
+    [ -p $f ] || head -c1 $f 2>/dev/null | grep -q . && echo readable $f
+  done
 done
 ls -d /run/dsec /newroot /aether 2>/dev/null
 find / -xdev \\( -type s -o -name '*.sock' \\) 2>/dev/null
@@ -156,7 +160,7 @@ async def test_nothing_of_the_agent_can_be_read_from_inside(
     async with await client.run_container(container_args(env=env), timeout=CREATE_S) as box:
         ran = await box.exec("sh", "-c", PEEK, user=user)
         assert ran.text == "looked\n", ran.text
-        look = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/net/unix /proc/mounts; env"
+        look = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/mounts; env"
         seen = (await box.exec("sh", "-c", f"({look}) 2>/dev/null", user=user)).stdout
         assert b"canary-s06" in seen, "its own variables are its own"
         for secret in (access["admin_key"], *access["node_keys"].values()):
@@ -232,7 +236,7 @@ async def test_what_the_node_keeps_is_for_its_owner_alone(world: World) -> None:
     """(S07) The journal holds specs, with the variables in them."""
     for path in (world.system.state_dir, world.node_dir):
         assert path.stat().st_mode & 0o077 == 0, path
-    journals = list(world.node_dir.glob("*.db*")) + list(world.node_dir.glob("journal*"))
+    journals = list(world.node_dir.glob("journal.db*"))
     assert journals
     for path in journals:
         assert path.stat().st_mode & 0o077 == 0, path

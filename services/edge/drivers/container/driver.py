@@ -351,6 +351,8 @@ def _check(spec: StartSpec) -> None:
         raise InvalidRequest("the uid is not a name", field="uid")
     if spec.disk_mb is not None:
         raise Unsupported("writable layers cannot be limited here", field="disk_mb")
+    for name in spec.options:  # ignored, a misspelt or dangerous one would seem granted
+        raise Unsupported(f"containers have no option {name}", field=f"options.{name}")
     for name in ("cpu_cores", "memory_mb", "pids"):
         value = getattr(spec, name)
         if value is not None and value <= 0:
