@@ -37,6 +37,9 @@ BATCH = 512
 MAX_WAITING = 50_000
 PRUNE_S = 300.0
 BUSY_S = 5.0
+RESERVE_BYTES = 6 << 20
+"""What can still be journalled when a sandbox has filled the node's disk, so that
+commands run on and stops are kept; more than SQLite's log grows to on its own."""
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -202,6 +205,7 @@ def _opened(path: Path) -> sqlite3.Connection:
             "insert or replace into meta values ('version', ?)", (str(records.SCHEMA_VERSION),)
         )
         records.load_sandboxes(db)  # unreadable content is damage too
+        _reserve(db)
     except ValueError as exc:
         db.close()
         raise sqlite3.DatabaseError(str(exc)) from exc
@@ -209,6 +213,18 @@ def _opened(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _reserve(db: sqlite3.Connection) -> None:
+    """Has the files own room for RESERVE_BYTES of changes: pages that are free, and a
+    log whose blocks are written over again and again."""
+    try:
+        db.execute("create table if not exists reserve (filling blob)")
+        db.execute("insert into reserve values (zeroblob(?))", (RESERVE_BYTES,))
+        db.execute("delete from reserve")
+        db.execute("pragma wal_checkpoint(passive)").fetchall()
+    except sqlite3.OperationalError as exc:
+        log.warning("the journal has no reserve: %s", exc)
 
 
 def _version(db: sqlite3.Connection) -> int:

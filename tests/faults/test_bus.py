@@ -12,7 +12,14 @@ from typing import Any
 import nats
 import pytest
 
-from libdsec import DSecClient, DSecContainerRunArgs, DSecError, InvalidRequest, Sandbox, Unauthenticated
+from libdsec import (
+    DSecClient,
+    DSecContainerRunArgs,
+    DSecError,
+    InvalidRequest,
+    Sandbox,
+    Unauthenticated,
+)
 from tests.e2e.conftest import alive, open_client
 from tests.faults.conftest import CREATE_S, IMAGE, World, container_args, fake_args
 

@@ -72,7 +72,8 @@ async def test_a_sandbox_runs_only_when_its_agent_answers(small: World) -> None:
 async def test_a_full_disk_is_an_error_at_once_and_ends_can_still_be_made(small: World) -> None:
     """(T05) Writes and creates fail by name; removing and stopping work; then all works."""
     client = small.client
-    boxes = await client.create_many(container_args(), n=3, timeout=CREATE_S)
+    args = container_args(memory_limit_mb=256)  # the small disk is memory, charged to who fills it
+    boxes = await client.create_many(args, n=3, timeout=CREATE_S)
     filled, stopped, kept = (b for b in boxes if isinstance(b, Sandbox))
     ran = await filled.exec("cat /dev/zero >/fill; for i in 1 2 3; do echo x >>/rest || exit 9; done")
     assert ran.exit_code != 0

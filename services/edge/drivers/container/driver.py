@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import secrets
 import shutil
@@ -46,7 +47,15 @@ from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Shells, WarmShell
 from services.edge.layers.mounts import Upper
-from shared.errors import Conflict, DsecError, InvalidRequest, SandboxDied, Unavailable, Unsupported
+from shared.errors import (
+    CapacityExhausted,
+    Conflict,
+    DsecError,
+    InvalidRequest,
+    SandboxDied,
+    Unavailable,
+    Unsupported,
+)
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +164,10 @@ class ContainerDriver(FilesOfAgent):
             except FileExistsError:
                 raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
             return await self._start(spec, folder)
+        except OSError as err:
+            if err.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise CapacityExhausted("the node's disk is full", field="disk") from err
         finally:
             self._starting.discard(spec.uid)
 
