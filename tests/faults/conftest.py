@@ -8,6 +8,7 @@ are theirs (:mod:`tests.e2e.conftest`).
 from __future__ import annotations
 
 import inspect
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # before the marker that the automatic mode sets: the closest one decides
             if inspect.iscoroutinefunction(getattr(item, "function", None)):
                 item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+def tool(*argv: object) -> str:
+    """Runs one of the machine's tools to its end; its output."""
+    words = [str(word) for word in argv]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 @dataclass

@@ -99,18 +99,20 @@ async def test_a_race_of_links_touches_nothing_outside(box: Sandbox) -> None:
         "ln -sfn / /tmp/d; rm /tmp/d; rm -rf /tmp/e; i=$((i+1)); done"
     )
     race = asyncio.create_task(box.exec(flip))
+    codes: set[str] = set()
 
     async def write() -> None:
         for _ in range(100):
             try:
                 await box.files.write(f"/tmp/d/tmp/{name}", b"x")
             except DSecError as exc:
-                assert exc.code in ("not_found", "invalid_request", "conflict"), exc
+                codes.add(exc.code)
 
     await asyncio.gather(*(write() for _ in range(4)))
     race.cancel()
     await asyncio.gather(race, return_exceptions=True)
     assert not Path("/tmp", name).exists()
+    assert codes <= {"not_found", "invalid_request", "conflict"}
 
 
 async def test_a_tree_from_a_sandbox_stays_where_it_is_put(box: Sandbox, tmp_path: Path) -> None:

@@ -7,14 +7,13 @@ import asyncio
 import json
 import os
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from libdsec import DSecClient, Sandbox
 from tests.e2e.conftest import until
-from tests.faults.conftest import CREATE_S, World, container_args
+from tests.faults.conftest import CREATE_S, World, container_args, tool
 from tests.faults.ledger import edge_process, held, measure
 from tests.unit.services.imagesvc.tars import member, saved_image, tar_bytes
 
@@ -73,7 +72,7 @@ async def test_a_hundred_and_twenty_layers_are_all_there(world: World, client: D
     scratch = world.images / "many"
     scratch.mkdir()
     tree = busybox_tree(scratch)
-    subprocess.run(["tar", "-cf", str(scratch / "base.tar"), "-C", str(tree), "."], check=True)
+    tool("tar", "-cf", scratch / "base.tar", "-C", tree, ".")
     layers = [(scratch / "base.tar").read_bytes()]
     layers += [tar_bytes([member(f"layer{n}", b"%d" % n)]) for n in range(1, LAYERS)]
     archive = scratch / "many.tar"
@@ -82,7 +81,8 @@ async def test_a_hundred_and_twenty_layers_are_all_there(world: World, client: D
     assert len(image.layers) == LAYERS
     args = container_args(container_image="many:1")
     async with await client.run_container(args, timeout=CREATE_S) as box:
-        ran = await box.exec("ls -d /layer* | wc -l; cat /layer1 /layer119; mkdir /w && echo ok >/w/f")
+        script = "ls -d /layer* | wc -l; cat /layer1 /layer119; mkdir /w && echo ok >/w/f"
+        ran = await box.exec(script)
         assert (ran.exit_code, ran.text) == (0, f"{LAYERS - 1}\n1119")
         assert await box.files.read("/w/f") == b"ok\n"
         pid = min(held(world, box.uid).pids)
@@ -109,26 +109,27 @@ async def test_a_layer_that_nothing_may_change_is_mounted_without_a_loop_device(
     modes = {blob: stat.S_IMODE(blob.stat().st_mode) for blob in blobs}
     for blob in blobs:
         blob.chmod(0o400)
-        subprocess.run(["chattr", "+i", str(blob)], check=True)
+        tool("chattr", "+i", blob)
     try:
         args = container_args(container_image=None, layers=["small:1", "still:1"])
         async with await client.run_container(args, timeout=CREATE_S) as box:
             assert len(await box.files.read("/still/still")) == 70_000
-            assert (await box.exec("echo changed >/still/still; cat /still/still")).text == "changed\n"
+            ran = await box.exec("echo changed >/still/still; cat /still/still")
+            assert ran.text == "changed\n"
             assert _loop_devices() == loops
     finally:
         for blob in blobs:
-            subprocess.run(["chattr", "-i", str(blob)], check=True)
+            tool("chattr", "-i", blob)
             blob.chmod(modes[blob])
     assert not [line for line in _kernel_log() - said if "open blockdev" in line]
 
 
 def _loop_devices() -> str:
-    return subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout
+    return tool("losetup", "-a")
 
 
 def _kernel_log() -> set[str]:
-    return set(subprocess.run(["dmesg"], capture_output=True, text=True).stdout.splitlines())
+    return set(tool("dmesg").splitlines())
 
 
 PEEK = """n=0
@@ -177,11 +178,13 @@ async def test_secrets_of_a_sandbox_show_nowhere_on_the_host(
     world: World, client: DSecClient
 ) -> None:
     """(S07) Command lines, logs, the record of verbs, files that others may read."""
-    canaries = [f"canary-s07-{name}-{os.getpid()}" for name in ("env", "call", "input", "file", "output")]
+    kinds = ("env", "call", "input", "file", "output")
+    canaries = [f"canary-s07-{kind}-{os.getpid()}" for kind in kinds]
     env, call, given, content, shown = canaries
     args = container_args(env={"SECRET": env}, labels={"test": "s07"})
     async with await client.run_container(args, timeout=CREATE_S) as box:
-        script = f"read x; echo $SECRET $OTHER $x; printf '%s' {shown[:8]}; echo {shown[8:]}; sleep 1"
+        halves = f"printf %s {shown[:8]}; echo {shown[8:]}"
+        script = f"read x; echo $SECRET $OTHER $x; {halves}; sleep 1"
         running = asyncio.create_task(box.exec(script, env={"OTHER": call}, stdin=f"{given}\n"))
         await box.files.write("/secret", content)
         await box.run_shell(f"export S={call}")

@@ -55,7 +55,7 @@ from shared.errors import (
     SandboxDied,
     Unavailable,
     Unsupported,
-)
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
