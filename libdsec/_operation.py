@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from libdsec import _flow, _ids
+from libdsec import _flow, _ids, _trace
 from libdsec._wire import (
     CHUNK_BYTES,
     HEADER_FRAME,
@@ -113,7 +113,10 @@ class Operation(Generic[R]):
     async def _ask(self) -> None:
         """Sends the request, always the same bytes: the edge knows a repeated one."""
         self._asked_at = time.monotonic()
-        await self._link.publish(self.subject, self._body, reply=f"{self._reply_to}.{self.token}")
+        await self._link.publish(
+            self.subject, self._body, reply=f"{self._reply_to}.{self.token}",
+            headers=_trace.headers(),
+        )  # fmt: skip
 
     async def _attach(self) -> None:
         """Asks again. Answers come under a new token, so that late ones to the old

@@ -45,6 +45,15 @@ class ImageCommand(Versioned, frozen=True):
     trace: str | None = None
 
 
+class ImageChanged(Versioned, frozen=True):
+    """imagesvc → schedulers, ``dsec.evt.v1.imagesvc.image.<project>``: what was
+    resolved for ``name`` before is to be forgotten. Told before the request is
+    answered, so that whoever got the answer gets the new image."""
+
+    project: str
+    name: str
+
+
 class ImageInfo(Message, frozen=True):
     """A registered image. Names are visible in their project and below it."""
 

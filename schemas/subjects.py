@@ -129,7 +129,8 @@ class Stream:
 
 @dataclass(frozen=True)
 class Durable:
-    """A durable pull consumer. ``name`` and ``filters`` may hold ``{node}``."""
+    """A durable pull consumer. ``name`` and ``filters`` may hold ``{node}``. Work that
+    nobody waits for lingers: it leaves the cores to the request that caused it."""
 
     name: str
     stream: str
@@ -139,6 +140,7 @@ class Durable:
     max_deliver: int = 12
     max_ack_pending: int = 20_000
     batch: int = 256
+    linger_s: float = 0.0
 
 
 GIB = 1 << 30
@@ -156,6 +158,8 @@ TERMINAL_EVENTS = tuple(
     f"dsec.evt.v1.sandbox.*.{state}.*" for state in ("stopped", "failed", "rejected", "lost")
 )
 
+AUDIT_LINGER_S = 0.2
+
 DURABLES: tuple[Durable, ...] = (
     Durable("auth_requests", "DSEC_REQ", ("dsec.req.v1.>",), owner="auth"),
     Durable("auth_releases", "DSEC_EVT", TERMINAL_EVENTS, owner="auth"),
@@ -170,7 +174,14 @@ DURABLES: tuple[Durable, ...] = (
     ),
     # an import of a large image takes minutes: the handler keeps the message alive
     Durable("imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.>",), owner="imagesvc", batch=8),
-    Durable("audit_access", "DSEC_EVT", ("dsec.evt.v1.*.access.*",), owner="audit", batch=512),
+    Durable(
+        "audit_access",
+        "DSEC_EVT",
+        ("dsec.evt.v1.*.access.*",),
+        owner="audit",
+        batch=512,
+        linger_s=AUDIT_LINGER_S,
+    ),
     Durable("audit_violations", "DSEC_SEC", ("dsec.sec.v1.>",), owner="audit", batch=512),
 )
 
@@ -253,6 +264,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "SandboxEvent", "a sandbox changed state"),
     Subject("dsec.evt.v1.*.access.*", "jetstream", "edge|auth|scheduler", ("audit",),
             "AccessRecords", "every verb, once"),
+    Subject("dsec.evt.v1.imagesvc.image.*", "jetstream", "imagesvc", ("scheduler",),
+            "ImageChanged", "a name means something else now"),
     Subject("dsec.evt.v1.burst.plan.*", "jetstream", "burst", ("scheduler", "client"),
             "BurstPlan", "utilisation and plan"),
     Subject("dsec.sec.v1.*.*.*", "jetstream", "edge", ("audit",), "Violations",

@@ -164,6 +164,7 @@ class LocalSystem:
         common = localconfig.Common(
             endpoints=endpoints, dsns=dsns, state_dir=self.state_dir, options=self.options
         )
+        await localconfig.upgrade_bus(common)
         self._access = await localconfig.bootstrap(common, self._nodes())
         await self._launch({name: common.service(name) for name in CONTROL})
         edges = {

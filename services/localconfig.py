@@ -130,6 +130,11 @@ async def migrate(admin_dsn: str, passwords: Mapping[str, str]) -> dict[str, str
     return {name: service_dsn(admin_dsn, name, value) for name, value in passwords.items()}
 
 
+async def upgrade_bus(common: Common) -> None:
+    """Brings the streams of an earlier version to this one's map."""
+    await _tool("topology", ["shared.topology"], common.service("scheduler"))
+
+
 async def bootstrap(common: Common, nodes: Sequence[str]) -> Access:
     """Has auth make the root project, the administrator and the nodes, or tell those
     that are there."""

@@ -154,6 +154,8 @@ class BatchConsumer:
                 silent = 0
                 self.last_fetch_at = time.monotonic()
                 if messages:
+                    if self._durable.linger_s and len(messages) < self._durable.batch:
+                        await asyncio.sleep(self._durable.linger_s)
                     await self._process([Received(m) for m in messages])
         except NotFoundError:
             log.warning("durable %s does not exist (yet)", self._name)

@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.bus import Bus, Outgoing
-from shared.db import Database
+from shared.db import Database, fetch
 from shared.errors import DsecError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,8 @@ class Outbox:
             return []
         for message in messages:
             self._bus.check_size(message)
-        result = await connection.execute(
+        result = await fetch(
+            connection,
             text(
                 "insert into outbox (subject, data, headers) "
                 "select s, d, h from unnest(cast(:s as text[]), cast(:d as bytea[]), "

@@ -1,15 +1,19 @@
 """Declares streams and durables from the map, and proves that the server has them so.
 
 Owns: creation and verification. Does not own: names (:mod:`schemas.subjects`). The
-scheduler declares at its start and after every reconnect; the others verify.
+scheduler declares at its start and after every reconnect; the others verify. Drift
+fails a start; ``python -m shared.topology`` brings a server to a newer map on purpose.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 
+import nats
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import (
@@ -108,6 +112,27 @@ async def _declare_durable(js: JetStreamContext, durable: Durable, node: str | N
     return name
 
 
+async def upgrade(js: JetStreamContext) -> list[str]:
+    """Changes what differs from the map; returns the differences that there were.
+    Streams and durables that are missing are left to :func:`declare`."""
+    changed: list[str] = []
+    with _typed():
+        for stream in STREAMS:
+            with contextlib.suppress(NotFoundError):
+                want, actual = stream_config(stream), (await js.stream_info(stream.name)).config
+                if found := _differences(stream.name, want, actual, _STREAM_FIELDS):
+                    await js.update_stream(want)
+                    changed += found
+        for durable in DURABLES:
+            with contextlib.suppress(NotFoundError):
+                config = consumer_config(durable)
+                info = await js.consumer_info(durable.stream, durable.name)
+                if found := _differences(durable.name, config, info.config, _CONSUMER_FIELDS):
+                    await js.add_consumer(durable.stream, config)  # the same name: an update
+                    changed += found
+    return changed
+
+
 async def verify(js: JetStreamContext) -> None:
     """Raises ``Internal`` naming every difference between the map and the server:
     a wrong unit or a foreign change shows at the start, not as a redelivery storm."""
@@ -146,3 +171,20 @@ def _differences(name: str, want: object, actual: object, fields: tuple[str, ...
         if left != right:
             found.append(f"{name}.{field} is {right!r}, not {left!r}")
     return found
+
+
+async def _main() -> None:
+    client = await nats.connect(
+        os.environ["DSEC_NATS_URL"],
+        user=os.environ.get("DSEC_NATS_USER"),
+        password=os.environ.get("DSEC_NATS_PASSWORD"),
+    )
+    try:
+        for line in await upgrade(client.jetstream()):
+            print(f"{line}: changed")
+    finally:
+        await client.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

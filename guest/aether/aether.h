@@ -108,7 +108,7 @@ enum kind { K_EXEC = 1, K_FILE, K_SHELL };
 enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_FDS };
 #define NEST_BIT 0x80000000u
 struct launch { uint32_t kind; int fds[L_FDS]; };
-struct place { uint32_t slot; pid_t pid; int leaf, nest; char leaf_name[32]; };
+struct place { uint32_t slot; pid_t pid; int leaf, nest, sock; char leaf_name[32]; };
 struct reply { uint32_t number; int32_t pid; };
 extern int launcher_fd;
 extern pid_t launcher_pid;
@@ -116,6 +116,7 @@ int launcher_start(void);
 int send_fds(int sock, uint32_t number, const int *fds, int count);
 int launch(struct launch *l, struct place *where); /* closes the descriptors of l */
 void place_leave(struct place *at);
+bool place_unread(const struct place *at);
 void launcher_news(void);
 void nests_clear(void);
 int nest_fd(int i);

@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #define FILE_PIPE (256 << 10)
+#define LOST_CHECKS 10
+#define LOST_CHECK_US 200
 
 static uint64_t finished;
 bool finished_now; /* an operation ended in this turn: a moment to make spares */
@@ -92,6 +94,11 @@ void op_reaped(pid_t pid, int status)
 {
     for (int i = 0; i < OPS_MAX; i++)
         if (ops[i].used && !ops[i].session && ops[i].at.pid == pid && !ops[i].reaped) {
+            if (!ops[i].killing && place_unread(&ops[i].at)) {
+                put_error(&ops[i].report, "unavailable", NULL, ECHILD,
+                          "the process was killed before it took the command");
+                ops[i].failed = true;
+            }
             op_exited(&ops[i], status);
             return;
         }
@@ -145,7 +152,13 @@ void op_lost(int leaf)
         if (!op->used || !op->sent || op->reaped || op->session || !lost_with(&op->at, leaf))
             continue;
         cg_leaf_kill(op->at.leaf, 0);
-        put_error(&op->report, "unavailable", NULL, 0, "the launcher died under the command");
+        bool unread = place_unread(&op->at);
+        for (int k = 0; k < LOST_CHECKS && !unread; k++) { /* its queue dies a little later */
+            usleep(LOST_CHECK_US);
+            unread = place_unread(&op->at);
+        }
+        put_error(&op->report, "unavailable", NULL, unread ? ECHILD : 0,
+                  "the launcher died under the command");
         op->failed = true;
         op_exited(op, 0);
     }

@@ -103,13 +103,13 @@ static struct nest *nest_ready(void)
 
 static int into_nest(struct nest *n, const struct launch *l, struct place *where)
 {
-    int failed = send_fds(n->next.sock, l->kind, l->fds, L_FDS);
-    child_drop(&n->next);
-    if (failed) { /* it was killed from inside */
+    if (send_fds(n->next.sock, l->kind, l->fds, L_FDS)) { /* it was killed from inside */
         nest_retire(n);
         return -1;
     }
+    n->next.used = false;
     *where = n->root.at;
+    where->sock = n->next.sock;
     where->slot = n->next.at.slot;
     where->pid = n->next.at.pid;
     where->nest = (int)(n - nests) + 1;
@@ -131,11 +131,11 @@ static int hand_over(const struct launch *l, struct place *where)
                 return -1;
             continue;
         }
-        int failed = send_fds(c.sock, l->kind, l->fds, L_FDS);
-        child_drop(&c);
         *where = c.at;
-        if (!failed)
+        where->sock = c.sock;
+        if (!send_fds(c.sock, l->kind, l->fds, L_FDS))
             return 0;
+        child_drop(&c);
         cg_leaf_kill(c.at.leaf, 0);
         cg_leaf_drop(c.at.leaf, c.at.leaf_name);
     }
@@ -168,8 +168,18 @@ void place_leave(struct place *at)
     } else {
         cg_leaf_drop(at->leaf, at->leaf_name);
     }
+    if (at->sock > 0)
+        close(at->sock);
     memset(at, 0, sizeof *at);
     at->leaf = -1;
+}
+
+/* Whether the process died before it took its command: what it had not read resets
+ * the connection. */
+bool place_unread(const struct place *at)
+{
+    char byte;
+    return at->sock > 0 && recv(at->sock, &byte, 1, MSG_DONTWAIT) < 0 && errno == ECONNRESET;
 }
 
 /* Makes what is missing; returns when it wants to be asked again. */

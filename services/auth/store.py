@@ -19,6 +19,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.auth.admission import Account, Cost
+from shared.db import fetch
 
 _sql = cache(text)  # a statement is parsed once
 
@@ -52,7 +53,8 @@ async def paths(
     connection: AsyncConnection, projects: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
     """Ids from the root for each of ``projects`` that exists."""
-    rows = await connection.execute(
+    rows = await fetch(
+        connection,
         _sql("select id, path from project where id = any(cast(:ids as text[]))"),
         {"ids": list(projects)},
     )
@@ -68,7 +70,8 @@ async def remember(
     rows = sorted(requests, key=lambda r: r.id)
     if not rows:
         return frozenset(), {}
-    result = await connection.execute(
+    found = await fetch(
+        connection,
         _sql(
             "with new as (insert into request (id, project, principal, verb, sha256) "
             "select a.* from unnest(cast(:i as text[]), cast(:p as text[]), "
@@ -87,7 +90,6 @@ async def remember(
             "s": [r.sha256 for r in rows],
         },
     )
-    found = result.all()
     new = frozenset(row[0] for row in found if row[1] is None)
     return new, {row[0]: tuple(row[1]) for row in found if row[1] is not None}
 
@@ -98,7 +100,8 @@ async def remembered(
     """Requests by id."""
     if not request_ids:
         return {}
-    rows = await connection.execute(
+    rows = await fetch(
+        connection,
         _sql(
             "select id, project, principal, verb, sha256, reply from request "
             "where id = any(cast(:ids as text[]))"
@@ -112,7 +115,8 @@ async def set_replies(connection: AsyncConnection, replies: dict[str, bytes]) ->
     """Stores what a repeated request is to be told."""
     if not replies:
         return
-    await connection.execute(
+    await fetch(
+        connection,
         _sql(
             "update request set reply = new.reply from unnest(cast(:i as text[]), "
             "cast(:r as bytea[])) as new(id, reply) where request.id = new.id"
@@ -126,7 +130,8 @@ async def lock_accounts(
 ) -> tuple[dict[str, Account], float]:
     """Use and limits of ``projects``, locked until the transaction ends, and the
     database's time in seconds since the epoch (one clock for all instances)."""
-    rows = await connection.execute(
+    rows = await fetch(
+        connection,
         _sql(
             "select u.project, q.sandboxes, q.millicores, q.memory_mb, q.creations_per_s, "
             "u.sandboxes, u.millicores, u.memory_mb, u.tokens, u.tokens_at, "
@@ -170,7 +175,7 @@ def _saved(accounts: Iterable[Account]) -> dict[str, list[Any]]:
 
 async def save_accounts(connection: AsyncConnection, accounts: Iterable[Account]) -> None:
     """Adds what a batch added, and stores the buckets."""
-    await connection.execute(_sql(_SAVE), _saved(accounts))
+    await fetch(connection, _sql(_SAVE), _saved(accounts))
 
 
 Owned = frozenset[tuple[str, str]]
@@ -190,7 +195,8 @@ async def charge(
         "c": [r.cost.millicores for r in rows],
         "m": [r.cost.memory_mb for r in rows],
     }
-    result = await connection.execute(
+    counted = await fetch(
+        connection,
         _sql(
             "with saved as (" + _SAVE + "), "
             "new as (insert into charge (uid, project, request, millicores, memory_mb) "
@@ -200,12 +206,13 @@ async def charge(
         ),
         parameters | _saved(accounts),
     )
-    inserted = result.scalar_one()
+    inserted = counted[0][0]
     return frozenset() if inserted == len(rows) else await _taken(connection, rows)
 
 
 async def _taken(connection: AsyncConnection, rows: Sequence[ChargeRow]) -> Owned:
-    found = await connection.execute(
+    found = await fetch(
+        connection,
         _sql("select uid, request from charge where uid = any(cast(:u as text[]))"),
         {"u": [r.uid for r in rows]},
     )
@@ -218,7 +225,8 @@ async def release(
 ) -> list[tuple[str, int, int, int]]:
     """Removes charges; returns project, sandboxes, thousandths of a core and MiB of
     what was removed now: a charge that is gone already gives nothing back."""
-    rows = await connection.execute(
+    rows = await fetch(
+        connection,
         _sql(
             "with gone as (delete from charge where uid = any(cast(:u as text[])) "
             "returning project, millicores, memory_mb) "
@@ -235,7 +243,8 @@ async def old_charges(
 ) -> list[tuple[str, str, float]]:
     """Uid, project and age in seconds of charges older than ``age_s``, by uid, from
     the one after ``after`` on."""
-    rows = await connection.execute(
+    rows = await fetch(
+        connection,
         _sql(
             "select uid, project, extract(epoch from now() - at)::double precision "
             "from charge where uid > :after and at < now() - make_interval(secs => :age) "
@@ -248,12 +257,13 @@ async def old_charges(
 
 async def prune_requests(connection: AsyncConnection, *, keep_s: float) -> int:
     """Forgets old requests, some at a time; returns how many."""
-    result = await connection.execute(
+    result = await fetch(
+        connection,
         _sql(
             "delete from request where id in (select id from request "
             "where at < now() - make_interval(secs => :keep) order by at limit :n "
-            "for update skip locked)"
+            "for update skip locked) returning id"
         ),
         {"keep": keep_s, "n": PRUNE_ROWS},
     )
-    return int(result.rowcount)
+    return len(result)

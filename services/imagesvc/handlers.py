@@ -19,14 +19,17 @@ from dataclasses import dataclass
 
 from schemas.base import BadMessage, decode, encode
 from schemas.image import (
+    ImageChanged,
     ImageCommand,
     ImageCreate,
+    ImageDelete,
     ImageInfo,
     ImageQuery,
     ImageReply,
     ResolveReply,
     ResolveRequest,
 )
+from schemas.subjects import evt
 from services.imagesvc import environments, intake, store
 from services.imagesvc.importer import Importer, ImportProgress, ImportResult
 from services.imagesvc.names import ImageName, parse_name
@@ -129,9 +132,22 @@ class Handlers:
             reply = known[1] if known[0] == task.sha256 else self._conflict(task)
         elif task.command.create is not None:
             reply = await self._create(task, task.command.create)
-        else:
-            reply = await self._delete(task)
+            await self._tell_changed(project, task.command.create.name)
+        elif task.command.delete is not None:
+            reply = await self._delete(task, task.command.delete)
+            await self._tell_changed(project, task.command.delete.name)
+        else:  # refused when it was read
+            return
         await self._send(task.reply_to, reply)
+
+    async def _tell_changed(self, project: str, name: str) -> None:
+        """Schedulers forget the name before the client is told: a word that is lost
+        costs them a stale answer for as long as they cache."""
+        changed = ImageChanged(project=project, name=name)
+        try:
+            await self._bus.send(Outgoing(evt("imagesvc", "image", project), encode(changed)))
+        except DsecError as error:
+            log.debug("a change was not told: %s", error.message)
 
     def _conflict(self, task: Task) -> bytes:
         error = Conflict("this request id was used for something else", field="request_id")
@@ -170,11 +186,10 @@ class Handlers:
             await store.answer(connection, key[0], task.request_id, sha256=task.sha256, reply=reply)
         return reply
 
-    async def _delete(self, task: Task) -> bytes:
-        assert task.command.delete is not None
+    async def _delete(self, task: Task, delete: ImageDelete) -> bytes:
         project = task.command.project
         try:
-            name = parse_name(task.command.delete.name)
+            name = parse_name(delete.name)
         except InvalidRequest as error:
             return await self._answer(task, _refused(task, error))
         async with self._db.transaction() as connection:

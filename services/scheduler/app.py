@@ -11,6 +11,7 @@ import logging
 
 from schemas.burst import BurstPlan
 from schemas.iam import IamQuery
+from schemas.image import ImageChanged
 from schemas.node import Heartbeat, JoinRequest
 from schemas.sandbox import SandboxQuery
 from schemas.subjects import EDGE_DURABLE, durable, hb, join, rpc
@@ -51,8 +52,8 @@ class App:
         self.load = LoadView(settings.redis_url)
         self.outbox = Outbox(self.bus, self.db)
         self.fleet = Fleet(self.db, self.load, settings.view_refresh_s)
-        images = Images(self.bus, settings.resolve_s)
-        self.work = Work(settings, self.db, self.bus, self.outbox, self.fleet, images)
+        self.images = Images(self.bus, settings.resolve_s)
+        self.work = Work(settings, self.db, self.bus, self.outbox, self.fleet, self.images)
         self.handlers = Handlers(self.work, Creates(self.work), Ops(self.work, self.db))
         self.watcher = Watcher(settings, self.db, self.load, connected=self._connected)
         self.reconciler = Reconciler(self.work, self.db)
@@ -72,6 +73,7 @@ class App:
         questions = Questions(self.settings, self.bus, self.db, self.fleet)
         self.bus.listen(hb("*"), Heartbeat, self.watcher.heard)
         self.bus.listen("dsec.evt.v1.burst.plan.*", BurstPlan, self._plan)
+        self.bus.listen("dsec.evt.v1.imagesvc.image.*", ImageChanged, self.images.changed)
         self.bus.answer(join("*"), JoinRequest, questions.join, queue=QUEUE)
         self.bus.answer(
             rpc("scheduler", "sandboxes"), SandboxQuery, questions.sandboxes, queue=QUEUE

@@ -1,7 +1,7 @@
 """Image names to layers, asked of imagesvc: batched, cached for a moment.
 
-Owns: the question and a cache of ``CACHE_S`` (a burst of creates of one image is
-one question; a re-registered image is seen a second later). Does not own: images.
+Owns: the question and a cache of its answers. imagesvc tells when a name means
+something else; ``CACHE_S`` bounds how long a lost word counts. Does not own: images.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping
 
 from schemas.base import WireError, encode
-from schemas.image import Resolved, ResolveItem, ResolveReply, ResolveRequest
+from schemas.image import ImageChanged, Resolved, ResolveItem, ResolveReply, ResolveRequest
 from schemas.sandbox import ResolvedSpec, SandboxSpec
 from schemas.subjects import rpc
 from services.scheduler.sending import SpecKey
-from shared.bus import Bus
+from shared.bus import Bus, Incoming
 from shared.errors import DsecError
 
-CACHE_S = 1.0
+CACHE_S = 10.0
 MAX_CACHED = 4096
 MAX_ITEMS = 2048
 """Environments in one question."""
@@ -35,6 +35,17 @@ class Images:
         self._bus = bus
         self._timeout_s = timeout_s
         self._cache: dict[Key, tuple[float, Resolved]] = {}
+        self._changes = 0
+
+    async def changed(self, message: ImageChanged, _incoming: Incoming) -> None:
+        """Forgets what was known of a name, with whatever tag and from whatever project."""
+        self._changes += 1
+        base = message.name.partition(":")[0]
+        self._cache = {
+            key: found
+            for key, found in self._cache.items()
+            if all(name.partition(":")[0] != base for name in key[0])
+        }
 
     async def resolve(self, wanted: Wanted) -> dict[SpecKey, Answer]:
         """One answer per spec; never raises for an imagesvc that is away."""
@@ -54,6 +65,7 @@ class Images:
 
     async def _ask(self, keys: list[Key]) -> dict[Key, Resolved]:
         items = [ResolveItem(names=list(n), projects=list(p)) for n, p in keys]
+        changes = self._changes
         try:
             reply = await self._bus.request(
                 rpc("imagesvc", "resolve"), ResolveRequest(items=items), ResolveReply,
@@ -63,7 +75,8 @@ class Images:
             return {}
         now = time.monotonic()
         found = dict(zip(keys, reply.items, strict=False))
-        self._cache |= {k: (now, r) for k, r in found.items() if r.error is None}
+        if changes == self._changes:  # else this answer may be from before the change
+            self._cache |= {k: (now, r) for k, r in found.items() if r.error is None}
         return found
 
 

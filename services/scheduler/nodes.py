@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from schemas.node import BackendStatus, Heartbeat, JoinRequest, Resources
 from services.scheduler.model import Sandbox, json_text
 from services.scheduler.placement import Amounts, NodeView
+from shared.db import fetch
 from shared.errors import Internal
 
 _backends = msgspec.json.Decoder(dict[str, BackendStatus])
@@ -86,14 +87,14 @@ def _node(row: Any) -> Node:
 
 async def every(connection: AsyncConnection) -> list[Node]:
     """All nodes, by id."""
-    return [_node(r) for r in await connection.execute(_ALL)]
+    return [_node(r) for r in await fetch(connection, _ALL)]
 
 
 async def lock(connection: AsyncConnection, ids: Iterable[str] | None) -> list[Node]:
     """The nodes of ``ids`` (``None``: all), locked in the order of their ids."""
     if ids is None:
-        return [_node(r) for r in await connection.execute(_LOCK_ALL)]
-    return [_node(r) for r in await connection.execute(_LOCK, {"ids": sorted(ids)})]
+        return [_node(r) for r in await fetch(connection, _LOCK_ALL)]
+    return [_node(r) for r in await fetch(connection, _LOCK, {"ids": sorted(ids)})]
 
 
 def deltas(was: Mapping[str, Sandbox], rows: Iterable[Sandbox]) -> Amounts:
@@ -126,7 +127,7 @@ _COMMIT = text(
     "from n, l where node.id = n.id and l.id = n.id and (n.s <= 0 or "
     "(committed_sandboxes + n.s <= capacity_sandboxes "
     "and committed_memory_mb + n.m <= capacity_memory_mb "
-    "and committed_cores + n.c <= capacity_cores + 1e-6))"
+    "and committed_cores + n.c <= capacity_cores + 1e-6)) returning node.id"
 )
 
 
@@ -136,7 +137,8 @@ async def commit(connection: AsyncConnection, amounts: Amounts) -> None:
     moved = {n: a for n, a in amounts.items() if a[2] or a[1] or abs(a[0]) > 1e-9}
     if not moved:
         return
-    result = await connection.execute(
+    written = await fetch(
+        connection,
         _COMMIT,
         {
             "id": list(moved),
@@ -145,7 +147,7 @@ async def commit(connection: AsyncConnection, amounts: Amounts) -> None:
             "s": [a[2] for a in moved.values()],
         },
     )
-    if result.rowcount != len(moved):
+    if len(written) != len(moved):
         raise Internal("a node was committed beyond its capacity")
 
 

@@ -17,6 +17,7 @@ from schemas.sandbox import CreateCommand, ItemResult
 from services.scheduler.model import json_text
 from services.scheduler.sending import SpecKey
 from services.scheduler.store import fetch
+from shared import db
 
 _INSERT_REQUESTS = text(
     "insert into request (request_id, project, principal, reply_to, total, trace, projects) "
@@ -42,7 +43,7 @@ async def put_requests(connection: AsyncConnection, commands: Sequence[CreateCom
         "c": [c.trace for c in last],
         "j": [json_text(c.projects or [c.project]) for c in last],
     }
-    await connection.execute(_INSERT_REQUESTS, parameters)
+    await db.fetch(connection, _INSERT_REQUESTS, parameters)
 
 
 _PUT_SPECS = text(
@@ -65,7 +66,7 @@ async def put_specs(
             "s": [done for _, done in specs.values()],
             "b": [body for body, _ in specs.values()],
         }
-        await connection.execute(_PUT_SPECS, parameters)
+        await db.fetch(connection, _PUT_SPECS, parameters)
 
 
 _SPECS = text(
@@ -113,7 +114,8 @@ async def put_op(
 ) -> None:  # fmt: skip
     """Remembers an operation that waits for sandboxes. The caller holds their locks,
     so that ``remaining`` is exact also when the operation comes again."""
-    await connection.execute(
+    await db.fetch(
+        connection,
         _PUT_OP,
         {
             "id": request_id, "reply_to": reply_to, "uids": list(uids), "remaining": remaining,
@@ -133,7 +135,7 @@ async def settle_ops(
     rows = await fetch(connection, _SETTLE_OPS, ids=ids, counts=[counts[i] for i in ids])
     done = [r for r in rows if r[4] <= 0]
     if done:
-        await connection.execute(_DELETE_OPS, {"ids": [r[0] for r in done]})
+        await db.fetch(connection, _DELETE_OPS, {"ids": [r[0] for r in done]})
     return [(r[0], r[1], r[2], _results.decode(r[3])) for r in done]
 
 

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.base import WireError, decode
 from services.scheduler.model import Sandbox, Step, json_text
+from shared import db
 from shared.errors import Unavailable
 
 SELECT = """
@@ -40,7 +41,7 @@ LIVE = f"(s.state in {ON_NODE} or s.state = 'requested')"
 
 def sandbox_of(row: Any) -> Sandbox:
     """A row of ``SELECT``."""
-    values = dict(row._mapping)
+    values = dict(row)
     labels, error = values["labels"], values["error"]
     tried, enforcement = values.pop("tried_nodes"), values["enforcement"]
     values["labels"] = json.loads(labels) if labels != "{}" else {}
@@ -51,7 +52,7 @@ def sandbox_of(row: Any) -> Sandbox:
 
 async def fetch(connection: AsyncConnection, sql: TextClause, **parameters: Any) -> list[Any]:
     """All rows of a statement."""
-    return list(await connection.execute(sql, parameters))
+    return await db.fetch(connection, sql, parameters)
 
 
 _LOCK = text(SELECT + "where s.uid = any(cast(:uids as text[])) order by s.uid for update of s")
@@ -164,7 +165,7 @@ _UPDATE = text(
     "update sandbox s set "
     + ", ".join(f"{c} = {_as(c)}" for c in _CHANGING if c != "uid")
     + f" from {_unnest({**_CHANGING, **_WAS})} where s.uid = n.uid "
-    "and s.state = n.was_state and s.generation = n.was_generation"
+    "and s.state = n.was_state and s.generation = n.was_generation returning s.uid"
 )
 
 
@@ -187,9 +188,9 @@ async def update(
         _values(r) | {"was_state": was[r.uid].state, "was_generation": was[r.uid].generation}
         for r in rows
     ]
-    result = await connection.execute(_UPDATE, _arrays({**_CHANGING, **_WAS}, values))
-    if result.rowcount != len(rows):
-        raise Unavailable(f"{len(rows) - result.rowcount} sandboxes changed meanwhile")
+    written = await fetch(connection, _UPDATE, **_arrays({**_CHANGING, **_WAS}, values))
+    if len(written) != len(rows):
+        raise Unavailable(f"{len(rows) - len(written)} sandboxes changed meanwhile")
 
 
 _STEP = {
@@ -207,7 +208,7 @@ async def insert_steps(connection: AsyncConnection, steps: Sequence[Step]) -> No
     """Appends to the history."""
     if steps:
         arrays = {name: [getattr(s, name) for s in steps] for name in _STEP}
-        await connection.execute(_INSERT_STEPS, arrays)
+        await fetch(connection, _INSERT_STEPS, **arrays)
 
 
 _TOMBSTONES = text(

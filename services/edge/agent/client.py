@@ -22,6 +22,7 @@ from shared.errors import DsecError, Unavailable, Unsupported, from_code
 
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
+START_ATTEMPTS = 4
 HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both streams
 EVENTS_MAX = 4096  # of one operation, however small
 
@@ -304,6 +305,18 @@ class AgentClient(asyncio.Protocol):
     async def _pump_signals(self, op: _Operation, numbers: AsyncIterator[int]) -> None:
         async for number in numbers:
             self._send(Msg.SIGNAL, op.id, bytes([number]))
+
+
+async def started(attempt: Callable[[], Awaitable[Fields]]) -> Fields:
+    """The result of ``attempt``, made again where its process was killed from inside the
+    sandbox before it took the command: nothing of it had run."""
+    for _ in range(START_ATTEMPTS - 1):
+        try:
+            return await attempt()
+        except Unavailable as err:
+            if err.details.get("errno") != "ECHILD":
+                raise
+    return await attempt()
 
 
 def error_of(fields: Fields) -> DsecError:

@@ -7,11 +7,11 @@ connection (:mod:`services.edge.agent.client`). Used by every backend with an ag
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 
 from services.edge.agent import wire
-from services.edge.agent.client import AgentClient
+from services.edge.agent.client import AgentClient, started
 from services.edge.agent.wire import Fields, Msg, Tag
 from services.edge.drivers.base import ExecIO, ExecOutcome, ExecSpec, Stream
 from shared.errors import InvalidRequest
@@ -108,10 +108,14 @@ async def run_command(
     async def on_output(stream: int, data: bytes) -> None:
         await io.output(STREAMS[stream], data)
 
-    result = await agent.run(
-        Msg.EXEC, payload, on_output,
-        stdin=io.input() if spec.stdin else None, control=_numbers(io.control()),
-    )  # fmt: skip
+    def attempt() -> Awaitable[Fields]:
+        return agent.run(
+            Msg.EXEC, payload, on_output,
+            stdin=io.input() if spec.stdin else None, control=_numbers(io.control()),
+        )  # fmt: skip
+
+    # input that was sent cannot be had again
+    result = await (attempt() if spec.stdin else started(attempt))
     return outcome_of(result)
 
 

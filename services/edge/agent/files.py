@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from services.edge.agent import wire
-from services.edge.agent.client import AgentClient
+from services.edge.agent.client import AgentClient, started
 from services.edge.agent.wire import Fields, FileOp, Msg, Tag
 from services.edge.drivers.base import FileInfo
 from shared.errors import InvalidRequest
@@ -48,6 +48,10 @@ async def _no_output(_stream: int, _data: bytes) -> None:
     return None
 
 
+async def _simple(agent: AgentClient, payload: bytes) -> Fields:
+    return await started(lambda: agent.run(Msg.FILE, payload, _no_output))
+
+
 async def read(
     agent: AgentClient, path: str, *, user: str, offset: int = 0, length: int | None = None
 ) -> AsyncIterator[bytes]:
@@ -63,7 +67,7 @@ async def read(
 
     async def fetch() -> None:
         try:
-            await agent.run(Msg.FILE, payload, on_output)
+            await started(lambda: agent.run(Msg.FILE, payload, on_output))
         finally:
             await queue.put(b"")
 
@@ -93,7 +97,7 @@ async def write(
 
 
 async def stat(agent: AgentClient, path: str, *, user: str) -> FileInfo:
-    return info_of(await agent.run(Msg.FILE, _payload(FileOp.STAT, path, user), _no_output), path)
+    return info_of(await _simple(agent, _payload(FileOp.STAT, path, user)), path)
 
 
 async def list_dir(agent: AgentClient, path: str, *, user: str) -> list[FileInfo]:
@@ -105,7 +109,8 @@ async def list_dir(agent: AgentClient, path: str, *, user: str) -> list[FileInfo
         if len(raw) > LISTING_BYTES_MAX:
             raise InvalidRequest("the directory is too large to be listed", field="path")
 
-    await agent.run(Msg.FILE, _payload(FileOp.LIST, path, user), on_output)
+    payload = _payload(FileOp.LIST, path, user)
+    await started(lambda: agent.run(Msg.FILE, payload, on_output))
     base = path.rstrip("/")
     records = wire.split_records(bytes(raw), Tag.NAME)
     return sorted((info_of(r, f"{base}/{r.text(Tag.NAME)}") for r in records), key=lambda i: i.path)
@@ -115,14 +120,14 @@ async def mkdir(
     agent: AgentClient, path: str, *, user: str, mode: int = 0o755, parents: bool = True
 ) -> None:
     extra = (wire.field(Tag.MODE, mode), wire.field(Tag.PARENTS, int(parents)))
-    await agent.run(Msg.FILE, _payload(FileOp.MKDIR, path, user, *extra), _no_output)
+    await _simple(agent, _payload(FileOp.MKDIR, path, user, *extra))
 
 
 async def remove(agent: AgentClient, path: str, *, user: str, recursive: bool = False) -> None:
     extra = wire.field(Tag.RECURSIVE, int(recursive))
-    await agent.run(Msg.FILE, _payload(FileOp.REMOVE, path, user, extra), _no_output)
+    await _simple(agent, _payload(FileOp.REMOVE, path, user, extra))
 
 
 async def move(agent: AgentClient, src: str, dst: str, *, user: str) -> None:
     payload = _payload(FileOp.MOVE, src, user, wire.field(Tag.DST, dst))
-    await agent.run(Msg.FILE, payload, _no_output)
+    await _simple(agent, payload)

@@ -112,7 +112,7 @@ async def test_a_missing_setting_is_named(tmp_path: Path) -> None:
     process = await run({"PATH": os.environ["PATH"]})
     _, errors = await process.communicate()
     assert process.returncode == 1
-    assert b"pg_dsn" in errors
+    assert b"DSEC_PG_DSN" in errors
 
 
 async def test_it_serves_and_ends_without_losing_records(

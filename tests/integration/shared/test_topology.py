@@ -62,6 +62,22 @@ async def test_a_changed_stream_is_named_at_the_start(bus: Bus) -> None:
     await topology.verify(bus.js)
 
 
+async def test_an_upgrade_changes_what_differs_and_keeps_what_is_stored(bus: Bus) -> None:
+    await topology.declare(bus.js)
+    stream = next(s for s in STREAMS if s.name == "DSEC_AUDIT")
+    made = durable("audit_violations")
+    older = topology.stream_config(stream)
+    await bus.js.update_stream(dataclasses.replace(older, max_age=60, duplicate_window=30))
+    config = topology.consumer_config(made)
+    await bus.js.add_consumer(made.stream, dataclasses.replace(config, ack_wait=45))
+    changed = await topology.upgrade(bus.js)
+    assert [line.split()[0] for line in changed] == [
+        "DSEC_AUDIT.max_age", "DSEC_AUDIT.duplicate_window", "audit_violations.ack_wait",
+    ]  # fmt: skip
+    await topology.verify(bus.js)
+    assert await topology.upgrade(bus.js) == []
+
+
 async def test_streams_that_are_gone_are_made_again(own_stack: Stack) -> None:
     """(B09) A server that comes back empty: a publish is a typed error, then works."""
     import shutil

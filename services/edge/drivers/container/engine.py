@@ -68,7 +68,7 @@ class Engine:
         self._instance = instance
         self._threads = ThreadPoolExecutor(settings.engine_threads, "engine")
         self._client: docker.DockerClient | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._image = ""
         self._cgroup_parent = "/" + settings.cgroup_parent
 
@@ -84,14 +84,14 @@ class Engine:
 
     @property
     def _api(self) -> Any:
-        if self._client is None:
-            raise Unavailable("the container engine was not reached")
+        """Only in threads of :meth:`_call`: it may have to reach the engine first."""
+        self._connect()
+        assert self._client is not None
         return self._client.api
 
     async def version(self) -> str:
         """Reaches the engine; raises ``Unavailable``."""
-        await self._call(self._connect)
-        return str((await self._call(self._api.version))["Version"])
+        return str((await self._call(lambda: self._api.version()))["Version"])
 
     def _connect(self) -> None:
         with self._lock:

@@ -20,6 +20,12 @@ from shared.errors import DsecError, Unavailable
 log = logging.getLogger(__name__)
 
 
+REFILL_AFTER_S = 0.25
+"""Quiet time after a claim before its shell is replaced: making one costs the engine a
+hundred times the CPU of a start, which the starts of a burst need more. A pool that is
+half empty does not wait."""
+
+
 class Warm(Protocol):
     """What the pool holds: it can be asked whether it still lives."""
 
@@ -46,6 +52,7 @@ class Pool(Generic[W]):
         self._on_the_way = 0  # being made, not in the pause after a failure
         self._last_error: DsecError | None = None
         self._open = False
+        self._later: asyncio.TimerHandle | None = None
 
     @property
     def ready(self) -> int:
@@ -65,7 +72,7 @@ class Pool(Generic[W]):
         while self._ready and not self._waiting:
             shell = self._ready.popleft()
             if shell.alive:
-                self._fill()
+                self._refill_soon()
                 return shell
             self._discard(shell)
         if not self._open:
@@ -82,6 +89,15 @@ class Pool(Generic[W]):
         finally:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(turn)
+
+    def _refill_soon(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        if 2 * (len(self._ready) + len(self._making)) < self._size:
+            self._fill()
+        else:
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(REFILL_AFTER_S, self._fill)
 
     def last_error(self) -> DsecError | None:
         return self._last_error
@@ -149,6 +165,8 @@ class Pool(Generic[W]):
     async def close(self) -> None:
         """Ends filling and removes every ready shell."""
         self._open = False
+        if self._later is not None:
+            self._later.cancel()
         for turn in self._waiting:
             if not turn.done():
                 turn.set_exception(Unavailable("the pool of shells is closed"))

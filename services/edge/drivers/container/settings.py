@@ -20,8 +20,8 @@ class ContainerSettings:
     node: str
     state_dir: Path
     docker_url: str | None = None  # None: the standard socket
-    pool_size: int = 4  # warm shells kept ready
-    pool_max: int = 16  # shells ready or being made, demand included
+    pool_size: int = 8  # warm shells kept ready
+    pool_max: int = 32  # shells ready or being made, demand included
     refill_concurrency: int = 2
     pool_retry_s: float = 1.0  # after a shell could not be made
     engine_threads: int = 8

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.edge.agent.client import AgentClient
-from services.edge.cgroups import CgroupDriver, Groups, Limits, close_fds
+from services.edge.cgroups import CgroupDriver, Groups, Limits, close_fds, remove_parent
 from services.edge.drivers.base import Layer, Usage
 from services.edge.drivers.container.engine import SOCKET, Engine, Shell
 from services.edge.drivers.container.settings import ContainerSettings
@@ -189,5 +189,7 @@ class Shells:
         await self._undo(warm.shell.name, warm.shell, warm.groups)
 
     def close(self) -> None:
+        """Lets go of the layers; nothing is left where no sandbox lives on."""
+        remove_parent(self._settings.cgroup_parent)
         self._mounts.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
