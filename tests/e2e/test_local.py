@@ -175,8 +175,10 @@ async def test_every_kind_of_verb_is_recorded_once_with_its_outcome(
         await sandbox.stop()
         with pytest.raises(DSecError):
             await client.images.get("no-such-image")
-        wanted = {"sandbox.create": "ok", "sandbox.exec": "ok", "sandbox.file_write": "ok", "sandbox.stop": "ok",
-                  "image.get": "not_found"}  # fmt: skip
+        wanted = {
+            "sandbox.create": "ok", "sandbox.exec": "ok", "sandbox.file_write": "ok",
+            "sandbox.stop": "ok", "image.get": "not_found",
+        }  # fmt: skip
 
         async def recorded() -> list[Any] | None:
             found = [e.record async for e in client.audit.list()]
