@@ -186,8 +186,9 @@ async def test_an_image_cannot_lead_the_attach_astray(
     tree.mkdir()
     (tree / "etc").symlink_to("/run/dsec")
     before = harness.leftovers()
-    with pytest.raises(Unavailable, match="etc"):
+    with pytest.raises(InvalidRequest, match="etc") as caught:
         await harness.driver.start(harness.spec(uid=new_uid(), layers=[pack(tree, "evil")]))
+    assert caught.value.cause == "image"
     assert harness.leftovers() <= before
     for folder in harness.settings.shells_dir.iterdir():
         assert {p.name for p in folder.iterdir()} <= {"agent.sock"}

@@ -25,9 +25,11 @@ from services.edge.drivers.base import Layer, Usage
 from services.edge.drivers.container.engine import SOCKET, Engine, Shell
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.layers.mounts import LayerMounts, Upper, compose, lower_count
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest, Unavailable
 
 T = TypeVar("T")
+EXIT_IMAGE = 2
+"""The attaching helper's exit code for what is the image's own fault."""
 
 
 @dataclass(slots=True)
@@ -146,6 +148,8 @@ class Shells:
             os.close(pid)
         if done.returncode:
             said = done.stderr[:1024].decode(errors="replace").strip()
+            if done.returncode == EXIT_IMAGE:
+                raise InvalidRequest(said, field="container_image", cause="image")
             raise Unavailable(said or "the root cannot be attached", cause="runtime")
 
     async def reconnect(self, name: str) -> AgentClient:
