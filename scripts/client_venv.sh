@@ -16,4 +16,6 @@ if [[ ! -e $stamp ]] || ! cmp -s "$lock" "$stamp"; then
   "$venv/bin/pip" install -qq --require-hashes -r "$lock"
   cp "$lock" "$stamp"
 fi
-"$venv/bin/pip" install -qq --no-deps --no-index --force-reinstall dist/libdsec-*.whl
+# dist/ may hold earlier versions; the one just built is the newest
+wheel=$(find dist -name 'libdsec-*.whl' -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d' ' -f2)
+"$venv/bin/pip" install -qq --no-deps --no-index --force-reinstall "$wheel"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
@@ -18,6 +19,8 @@ from libdsec.client import DSecClient
 from libdsec.errors import DSecError, NotFound
 from libdsec.ext.inspect.config import DSecSandboxConfig
 from libdsec.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
 
 LABEL = "inspect_ai"
 TASK_LABEL = "inspect_task"
@@ -86,11 +89,16 @@ class Session:
         return errors[0]
 
     async def stop(self, sandboxes: Iterable[Sandbox]) -> None:
-        """Stops them; what cannot be stopped now is tried again at the task's end."""
+        """Stops them; what cannot be stopped now is tried again at the task's end: a
+        sample that is scored is not lost to its cleanup."""
         many = list(sandboxes)
         if many:
-            client = await self.client()
-            for uid, outcome in (await client.stop_many(many)).items():
+            try:
+                stopped = await (await self.client()).stop_many(many)
+            except DSecError as exc:
+                log.warning("%d dsec sandboxes are not stopped yet: %s", len(many), exc)
+                return
+            for uid, outcome in stopped.items():
                 if isinstance(outcome, str | NotFound):
                     self._alive.pop(uid, None)
         if not self._tasks and not self._alive:

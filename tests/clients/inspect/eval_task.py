@@ -3,6 +3,7 @@ into the sandbox. Its verdicts come from the sandbox, so a broken one cannot pas
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from inspect_ai import Task, task
@@ -14,6 +15,7 @@ from inspect_ai.tool import bash
 from inspect_ai.util import ExecResult, sandbox
 
 SAMPLES = 4
+COMMAND = "cat prepared.txt && echo $(( $(cat number.txt) * 2 )) > answer.txt"
 
 
 @scorer(metrics=[accuracy()])
@@ -36,19 +38,22 @@ def left_in_the_sandbox() -> Scorer:
     return score
 
 
-def answer(input: list[ChatMessage], *_rest: Any) -> ModelOutput:
+def answers(command: str) -> Callable[..., ModelOutput]:
     """The mock model: one call of a tool, and a closing word once its output is there."""
-    command = "cat prepared.txt && echo $(( $(cat number.txt) * 2 )) > answer.txt"
-    if isinstance(input[-1], ChatMessageTool):
-        output = ModelOutput.from_content("mockllm/model", "done")
-    else:
-        output = ModelOutput.for_tool_call("mockllm/model", "bash", {"command": command})
-    output.usage = ModelUsage()  # else Inspect counts tokens with a table from the network
-    return output
+
+    def answer(input: list[ChatMessage], *_rest: Any) -> ModelOutput:
+        if isinstance(input[-1], ChatMessageTool):
+            output = ModelOutput.from_content("mockllm/model", "done")
+        else:
+            output = ModelOutput.for_tool_call("mockllm/model", "bash", {"command": command})
+        output.usage = ModelUsage()  # else Inspect counts tokens with a table from the network
+        return output
+
+    return answer
 
 
 @task
-def doubling(image: str = "client:1") -> Task:
+def doubling(image: str = "client:1", command: str = COMMAND) -> Task:
     """Samples that differ by a file."""
     samples = [
         Sample(
@@ -65,5 +70,5 @@ def doubling(image: str = "client:1") -> Task:
         solver=[use_tools(bash(timeout=20)), generate()],
         scorer=left_in_the_sandbox(),
         sandbox=("dsec", "eval.yaml"),
-        model=get_model("mockllm/model", custom_outputs=answer),
+        model=get_model("mockllm/model", custom_outputs=answers(command)),
     )

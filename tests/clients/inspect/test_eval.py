@@ -3,7 +3,9 @@ mock model."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +20,17 @@ INSPECT = Path(sys.executable).with_name("inspect")
 RUN_S = 120
 
 
+def environment(logs: Path) -> dict[str, str]:
+    """The variables of an ``inspect`` command."""
+    return os.environ | {"INSPECT_LOG_DIR": str(logs), "INSPECT_DISPLAY": "plain"}
+
+
 def run(*argv: str, logs: Path) -> str:
     """Output of an ``inspect`` command that succeeds."""
-    env = os.environ | {"INSPECT_LOG_DIR": str(logs), "INSPECT_DISPLAY": "plain"}
     done = subprocess.run(
-        [str(INSPECT), *argv], cwd=HERE, env=env, capture_output=True, text=True, timeout=RUN_S
-    )
+        [str(INSPECT), *argv], cwd=HERE, env=environment(logs), capture_output=True, text=True,
+        timeout=RUN_S,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout + done.stderr
 
@@ -61,6 +68,34 @@ async def test_kept_sandboxes_are_named_and_cleaned_up_by_the_command(tmp_path: 
     assert [sandbox.uid for sandbox in await left()] == [kept[1].uid]
     run("sandbox", "cleanup", "dsec", logs=tmp_path)
     assert await left() == []
+
+
+async def test_an_interrupted_evaluation_leaves_nothing(tmp_path: Path) -> None:
+    argv = [str(INSPECT), "eval", "eval_task.py", "-T", "command=sleep 100"]
+    child = await asyncio.create_subprocess_exec(
+        *argv, cwd=HERE, env=environment(tmp_path), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(RUN_S):
+            while len(running := await left()) < 4:
+                await asyncio.sleep(0.2)
+            async with DSecClient(keep=True) as client:
+                for sandbox in running:
+                    while "sleep" not in await commands(client, sandbox.id):
+                        await asyncio.sleep(0.2)
+            child.send_signal(signal.SIGINT)
+            await child.wait()
+    finally:
+        if child.returncode is None:
+            child.kill()
+    assert await left() == []
+
+
+async def commands(client: DSecClient, id: str) -> str:
+    """Names of the processes of a sandbox."""
+    sandbox = await client.get(id)
+    return (await sandbox.exec("cat /proc/[0-9]*/comm")).text
 
 
 async def test_an_image_that_is_not_there_ends_the_run_before_any_sample(tmp_path: Path) -> None:

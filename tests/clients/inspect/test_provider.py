@@ -20,9 +20,11 @@ from inspect_ai.util._sandbox.limits import (
     override_max_read_file_size,
 )
 
+from libdsec import DSecClient, Unavailable
 from libdsec.ext.inspect import DSecSandboxEnvironment
 from libdsec.ext.inspect.config import ConfigError, load
 
+CONFIG = str(Path(__file__).parent / "dsec.yaml")
 LIST_PROCESSES = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"
 
 
@@ -174,6 +176,27 @@ async def test_several_sandboxes_a_sample(tmp_path: Path) -> None:
         await environments["default"].write_file("mine", "x")
     finally:
         await provider.sample_cleanup("two", str(path), environments, False)
+
+
+async def test_a_sandbox_that_cannot_be_stopped_now_is_stopped_at_the_tasks_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = DSecSandboxEnvironment
+    await provider.task_init("late", CONFIG)
+    environments = await provider.sample_init("late", CONFIG, {})
+    sandbox = environments["default"].as_type(DSecSandboxEnvironment).sandbox
+
+    async def away(*_args: object, **_options: object) -> None:
+        raise Unavailable("the service is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DSecClient, "stop_many", away)
+        await provider.sample_cleanup("late", CONFIG, environments, False)
+    assert "the service is away" in caplog.text
+    assert (await sandbox.info()).state == "running"
+    await provider.task_cleanup("late", CONFIG, True)
+    async with DSecClient() as client:
+        assert (await (await client.get(sandbox.id)).info()).state == "stopped"
 
 
 @pytest.mark.parametrize(
