@@ -73,7 +73,6 @@ class Presence:
         measured = self._meter.measure()
         self._seq += 1
         committed = self._supervisor.committed
-        smallest = Amount(sandboxes=1)
         return Heartbeat(
             node=self._settings.node, epoch=self._epoch, seq=self._seq, at=time.time(),
             capacity=resources(self._limits.capacity), committed=resources(committed),
@@ -83,8 +82,10 @@ class Presence:
             ),
             pool=self._settings.pool, backends=self._backends(),  # type: ignore[arg-type]
             counts=self._supervisor.counts(), pressure=dict(measured.pressure),
+            # not by what is committed: the scheduler counts that exactly, and a beat that
+            # is a second old must not keep room closed that was given back since
             admitting=admit(
-                smallest, committed=committed, limits=self._limits, measured=measured
+                Amount(), committed=Amount(), limits=self._limits, measured=measured
             ) is None,
             version=VERSION,
         )  # fmt: skip
