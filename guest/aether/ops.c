@@ -266,5 +266,6 @@ void ops_list(struct buf *b)
         put_str(b, T_KEY, ops[i].key ? ops[i].key : "");
         put_str(b, T_STATE, ops[i].done ? "done" : "running");
         put_u64(b, T_TAKEN, ops[i].in_total);
+        put_u64(b, T_ROWS, ops[i].rows);
     }
 }

@@ -119,7 +119,7 @@ async def test_after_attaching_again_input_goes_on_where_it_was_taken() -> None:
     ("frame", "data", "field"),
     [
         ("i", bytes(CHUNK_BYTES + 1), "stdin"), ("s", b"SEGFAULT", "signal"),
-        ("w", b"many", "count"), ("z", b"", HEADER_FRAME), ("", b"", HEADER_FRAME),
+        ("w", b"many", "count"), ("y", b"", HEADER_FRAME), ("", b"", HEADER_FRAME),
     ],
 )  # fmt: skip
 async def test_frames_that_break_the_rules(frame: str, data: bytes, field: str) -> None:
