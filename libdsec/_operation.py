@@ -86,7 +86,7 @@ class Operation(Generic[R]):
         self.terminal = joining is not None or getattr(request, "pty", None) is not None
         self.receiving = _flow.Receiving() if joining is None else _flow.Receiving.at(joining)
         self._joining = joining is not None
-        self._streams = {"o": joining or 0, "e": 0}
+        self._errors = 0  # bytes of stderr among those received
         self._orders: list[tuple[str, bytes]] = []
         self._size: bytes | None = None
         self._heard = False
@@ -133,7 +133,7 @@ class Operation(Generic[R]):
         self._operations.rename(self, _ids.new())
         self._ready = False
         self._repeat_input = not self._joining
-        await self._ask({HEADER_HAVE: f"{self._streams['o']} {self._streams['e']}"})
+        await self._ask({HEADER_HAVE: f"{self.receiving.have - self._errors} {self._errors}"})
         size = [] if self._size is None else [("z", self._size)]
         for kind, data in [*self._orders, *size]:  # sent in vain where nobody listened
             await self._io(kind, data)
@@ -184,7 +184,7 @@ class Operation(Generic[R]):
             return
         if new:
             self.last_output = time.monotonic()
-            self._streams[kind] += len(new)
+            self._errors += len(new) if kind == "e" else 0
             self.output.append((kind, new))
             self._changed.set()
 

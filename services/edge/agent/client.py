@@ -209,13 +209,7 @@ class AgentClient(asyncio.Protocol):
             type_, value = await op.next()
             if type_ == Msg.ERROR:
                 raise value
-            return [
-                Listed(
-                    r.number(Tag.OP_ID), r.text(Tag.KEY), r.text(Tag.STATE) == "done",
-                    r.number(Tag.TAKEN), bool(r.number(Tag.ROWS)),
-                )  # fmt: skip
-                for r in wire.split_records(value, Tag.OP_ID)
-            ]
+            return [_listed(r) for r in wire.split_records(value, Tag.OP_ID)]
         finally:
             self._ops.pop(op.id, None)
 
@@ -329,6 +323,13 @@ async def started(attempt: Callable[[], Awaitable[Fields]]) -> Fields:
             if err.details.get("errno") != "ECHILD":
                 raise
     return await attempt()
+
+
+def _listed(record: Fields) -> Listed:
+    return Listed(
+        record.number(Tag.OP_ID), record.text(Tag.KEY), record.text(Tag.STATE) == "done",
+        record.number(Tag.TAKEN), bool(record.number(Tag.ROWS)),
+    )  # fmt: skip
 
 
 def error_of(fields: Fields) -> DsecError:

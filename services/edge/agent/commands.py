@@ -164,9 +164,8 @@ async def resume_command(
         await io.output(STREAMS[stream], data)
 
     await io.resumes(taken=known[0].taken, terminal=known[0].terminal)
-    return outcome_of(
-        await agent.attach(
-            known[0].id, on_output,
-            stdin=io.input() if stdin else None, control=_frames(io.control()),
-        )  # fmt: skip
-    )
+    result = await agent.attach(
+        known[0].id, on_output,
+        stdin=io.input() if stdin else None, control=_frames(io.control()),
+    )  # fmt: skip
+    return outcome_of(result)
