@@ -185,6 +185,7 @@ class Door:
         error: DsecError | None = None
         reply: Any = None
         try:
+            op.enter()
             with telemetry.span(f"edge {op.call.verb}", parents=[trace]):
                 reply = await self._once(op, sandbox, verb, request)
         except asyncio.CancelledError:

@@ -84,7 +84,7 @@ class Operation:
         self._eof = False
         self._whole: bytes | None = None  # all input, where it came with the request
         self._hole = False
-        self._moved = False
+        self._moved = self._entered = False
         self._wants_input = False
         self._told_taken = 0
         self._arrived = asyncio.Event()
@@ -331,22 +331,29 @@ class Operation:
 
     # -- its end ------------------------------------------------------------------
 
+    def enter(self) -> None:
+        """Its task runs. One that is cancelled before would never do its work's end."""
+        self._entered = True
+        if self.cancelled or self.left or self.aborted is not None:
+            raise asyncio.CancelledError
+
     def cancel(self) -> None:
         """The client gives it up."""
         self.cancelled = True
-        if self.task:
-            self.task.cancel()
+        self._interrupt()
 
     def leave(self) -> None:
         """This process ends, its command goes on."""
         self.left = True
-        if self.task:
-            self.task.cancel()
+        self._interrupt()
 
     def abort(self, error: DsecError) -> None:
         """It can't go on: the final reply will be ``error``."""
         self.aborted = self.aborted or error
-        if self.task:
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self.task and self._entered:
             self.task.cancel()
 
 

@@ -53,6 +53,22 @@ async def test_output_is_cut_into_chunks_and_waits_for_room() -> None:
     assert sum(len(d) for _, _, d, _ in wire.sent) == len(data)
 
 
+async def test_one_that_is_cancelled_before_it_begins_still_ends() -> None:
+    op = Wire().operation()
+    ends: list[bool] = []
+
+    async def work() -> None:
+        try:
+            op.enter()
+        except asyncio.CancelledError:
+            ends.append(op.cancelled)
+
+    op.task = asyncio.create_task(work())
+    op.cancel()
+    await asyncio.wait_for(op.task, 5)
+    assert ends == [True]
+
+
 async def test_a_reader_that_takes_nothing_ends_the_operation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
