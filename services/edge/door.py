@@ -212,9 +212,11 @@ class Door:
             uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
             joins = not hash_
             row = await self._journal.run(
-                lambda db: records.find_exec(db, uid, op_id)
-                if joins
-                else records.begin_exec(db, uid, op_id, hash_, now)
+                lambda db: (
+                    records.find_exec(db, uid, op_id)
+                    if joins
+                    else records.begin_exec(db, uid, op_id, hash_, now)
+                )
             )
             if row is None and joins:
                 raise NotFound(f"no operation {op_id} in this sandbox", field="op_id")

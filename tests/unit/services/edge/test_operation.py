@@ -28,9 +28,7 @@ class Wire:
         self.sent.append((subject, headers[HEADER_FRAME], data, headers.get(HEADER_OFFSET)))
 
     def operation(self) -> Operation:
-        return Operation(
-            CALL, "op", hash_=b"h", reply_to="first", send=self.send, clock=self.clock
-        )
+        return Operation(CALL, "op", hash_=b"h", reply_to="first", send=self.send, clock=self.clock)
 
     def frames(self) -> str:
         return "".join(frame for _, frame, _, _ in self.sent)
