@@ -52,7 +52,7 @@ def summarise(rollouts: Iterable[Rollout]) -> list[TaskRow]:
 
 
 def _row(task: str, group: Sequence[Rollout]) -> TaskRow:
-    creates = [rollout.create_ms for rollout in group]
+    creates = [rollout.create_ms for rollout in group if not math.isnan(rollout.create_ms)]
     return TaskRow(
         task=task,
         sandboxes=len(group),

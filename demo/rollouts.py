@@ -7,7 +7,7 @@ rollout that the infrastructure failed has no reward, never 0.
 from __future__ import annotations
 
 import asyncio
-import time
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import PurePosixPath
 
@@ -57,11 +57,9 @@ async def run_group(
         network_rules={"pypi": False, "npm": False},
         labels={"demo": task.name},
     )
-    start = time.perf_counter()
     made = await client.create_many(args, n=GROUP, timeout=CREATE_TIMEOUT_S)
-    create_ms = (time.perf_counter() - start) * 1e3
     rollouts = [
-        _one(result, task, number < GROUP // 2, create_ms, tests, done)
+        _one(result, task, number < GROUP // 2, tests, done)
         for number, result in enumerate(made)
     ]
     return list(await asyncio.gather(*rollouts))
@@ -71,17 +69,17 @@ async def _one(
     result: Sandbox | DSecError,
     task: Task,
     oracle: bool,
-    create_ms: float,
     tests: asyncio.Semaphore,
     done: Callable[[], None],
 ) -> Rollout:
     if isinstance(result, DSecError):
         done()
-        return Rollout(task.name, oracle, create_ms, 0, None, f"create: {result}")
+        return Rollout(task.name, oracle, math.nan, 0, None, f"create: {result}")
     counted = Counted(result)
-    reward, problem = None, ""
+    reward, problem, create_ms = None, "", math.nan
     try:
         async with result:
+            create_ms = await _create_ms(result)
             if oracle:
                 await _scripted_agent(counted, task)
             async with tests:
@@ -90,6 +88,12 @@ async def _one(
         problem = f"{type(error).__name__}: {error}"
     done()
     return Rollout(task.name, oracle, create_ms, counted.execs, reward, problem)
+
+
+async def _create_ms(sandbox: Sandbox) -> float:
+    """From the admitted request to the running sandbox, each of a batch by itself."""
+    info = await sandbox.info()
+    return (info.changed_at - info.created_at) * 1e3
 
 
 async def _scripted_agent(counted: Counted, task: Task) -> None:

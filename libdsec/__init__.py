@@ -21,6 +21,7 @@ from libdsec.args import (
 )
 from libdsec.client import DSecClient
 from libdsec.errors import (
+    BadPath,
     CapacityExhausted,
     Conflict,
     DeadlineExceeded,
@@ -38,6 +39,7 @@ from libdsec.errors import (
     InternalError,
     InvalidRequest,
     NoSpaceLeft,
+    NotARegularFile,
     NotFound,
     PolicyDenied,
     QuotaExceeded,
@@ -53,6 +55,7 @@ from libdsec.results import Event, ExecResult, FileInfo, Info
 from libdsec.sandbox import Sandbox
 
 __all__ = [
+    "BadPath",
     "CapacityExhausted",
     "Conflict",
     "DSecClient",
@@ -80,6 +83,7 @@ __all__ = [
     "InternalError",
     "InvalidRequest",
     "NoSpaceLeft",
+    "NotARegularFile",
     "NotFound",
     "Output",
     "PolicyDenied",

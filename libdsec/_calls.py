@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 from nats.aio.msg import Msg
 
-from libdsec import _ids
+from libdsec import _ids, _trace
 from libdsec._link import Link, status
 from libdsec._wire import (
     HEADER_REPLY,
@@ -140,7 +140,9 @@ class Calls:
         while True:
             try:
                 with self.mailbox(subject) as box:
-                    await self.link.publish(subject, data, reply=box.address)
+                    await self.link.publish(
+                        subject, data, reply=box.address, headers=_trace.headers()
+                    )
                     return answer(await box.next(clock.patience()), type_)
             except (NobodyListens, TimeoutError) as exc:
                 await clock.pause(exc, f"no answer to {subject}")
@@ -154,7 +156,7 @@ class Calls:
     ) -> None:
         """Returns when the server has stored the message, once. Raises ``Forbidden``,
         ``InvalidRequest``, ``Unavailable``."""
-        headers = {HEADER_REPLY: reply_to, "Nats-Msg-Id": _ids.new()}
+        headers = _trace.headers({HEADER_REPLY: reply_to, "Nats-Msg-Id": _ids.new()})
         clock = Attempts(timeout_s)
         with self.mailbox(subject) as box:
             while True:

@@ -17,7 +17,14 @@ from libdsec import _ids
 from libdsec._calls import CHANGE_S, Calls
 from libdsec._door import Operations
 from libdsec._link import Link
-from libdsec._wire import OpReply, SandboxInfo, SandboxOpRequest, SandboxPage, SandboxQuery
+from libdsec._wire import (
+    ItemResult,
+    OpReply,
+    SandboxInfo,
+    SandboxOpRequest,
+    SandboxPage,
+    SandboxQuery,
+)
 from libdsec.config import Config
 from libdsec.errors import DSecError, NotFound, SandboxDied, Unavailable, from_wire
 
@@ -115,7 +122,7 @@ class Core:
     ) -> dict[str, DSecError | str]:
         subject = self.calls.req_subject(project, "sandbox", verb)
         reply = await self.calls.change(subject, request, OpReply, timeout_s=timeout_s)
-        return {r.uid: from_wire(r.error) if r.error else r.state for r in reply.results}
+        return {r.uid: _outcome(verb, r) for r in reply.results}
 
     async def operate_where(
         self, verb: str, *, job: str | None, labels: dict[str, str], **facts: Any
@@ -144,6 +151,15 @@ class Core:
         except NotFound:
             return None
         return next((s for s in page.sandboxes if s.uid == uid), None)
+
+
+def _outcome(verb: str, result: ItemResult) -> DSecError | str:
+    """A stop wants the end, whichever: that a sandbox failed, or never ran, is no
+    failure of the stop."""
+    if result.error is None:
+        return result.state
+    over = result.state in TERMINAL and result.error.code != "not_found"
+    return result.state if verb == "stop" and over else from_wire(result.error)
 
 
 def _page(query: SandboxQuery, after: str | None) -> SandboxQuery:

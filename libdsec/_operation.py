@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from libdsec import _flow, _ids
+from libdsec import _flow, _ids, _trace
 from libdsec._wire import (
     CHUNK_BYTES,
     HEADER_FRAME,
@@ -121,10 +121,11 @@ class Operation(Generic[R]):
             self._operations.remove(self)
             raise
 
-    async def _ask(self, headers: dict[str, str] | None = None) -> None:
+    async def _ask(self, more: dict[str, str] | None = None) -> None:
         """Sends the request, always the same bytes: the edge knows a repeated one."""
         self._asked_at = time.monotonic()
         reply = f"{self._reply_to}.{self.token}"
+        headers = _trace.headers(more)
         await self._link.publish(self.subject, self._body, reply=reply, headers=headers)
 
     async def _attach(self) -> None:

@@ -238,6 +238,20 @@ class FileNotADirectory(FileError, InvalidRequest, builtins.NotADirectoryError):
     default_errno = errno_.ENOTDIR
 
 
+class NotARegularFile(FileError, InvalidRequest, builtins.OSError):
+    """A FIFO, socket or device: only regular files are read and written."""
+
+    default_code = "invalid_request"
+    default_errno = errno_.EINVAL
+
+
+class BadPath(FileError, InvalidRequest, builtins.OSError):
+    """The path is too long, leads round in circles, or is no path."""
+
+    default_code = "invalid_request"
+    default_errno = errno_.EINVAL
+
+
 class FileAlreadyExists(FileError, Conflict, builtins.FileExistsError):
     """It exists already."""
 
@@ -275,6 +289,10 @@ _BY_ERRNO: dict[str, type[FileError]] = {
     "EROFS": FilePermissionDenied,
     "EISDIR": FileIsADirectory,
     "ENOTDIR": FileNotADirectory,
+    "ENOTREG": NotARegularFile,
+    "EINVAL": BadPath,
+    "ELOOP": BadPath,
+    "ENAMETOOLONG": BadPath,
     "EEXIST": FileAlreadyExists,
     "ENOTEMPTY": DirectoryNotEmpty,
     "ENOSPC": NoSpaceLeft,

@@ -161,7 +161,7 @@ class Files:
         """Copies a file out of the sandbox in chunks. The local file appears only
         when it is complete. Bytes read."""
         target, count = Path(local), 0
-        part = target.with_name(f"{target.name}.{_ids.new()}.part")
+        part = target.with_name(f".{_ids.new()}.part")  # the name itself may be of full length
         try:
             with part.open("wb") as sink:
                 async for data in self._stream(remote, user=user):

@@ -21,6 +21,7 @@ from libdsec.process import OnOutput
 from typing import Any
 from typing import Literal
 from typing import overload
+from libdsec import BadPath as BadPath
 from libdsec import CapacityExhausted as CapacityExhausted
 from libdsec import Conflict as Conflict
 from libdsec import DSecContainerRunArgs as DSecContainerRunArgs
@@ -46,6 +47,7 @@ from libdsec import Info as Info
 from libdsec import InternalError as InternalError
 from libdsec import InvalidRequest as InvalidRequest
 from libdsec import NoSpaceLeft as NoSpaceLeft
+from libdsec import NotARegularFile as NotARegularFile
 from libdsec import NotFound as NotFound
 from libdsec import PolicyDenied as PolicyDenied
 from libdsec import QuotaExceeded as QuotaExceeded

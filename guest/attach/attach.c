@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #define NEWROOT "/newroot"
+#define EXIT_IMAGE 2 /* the image is at fault: no other node would do better */
 
 static void fail(const char *fmt, ...) __attribute__((noreturn, format(printf, 1, 2)));
 static void fail(const char *fmt, ...)
@@ -37,7 +38,7 @@ static void fail(const char *fmt, ...)
     vfprintf(stderr, fmt, ap);
     fprintf(stderr, ": %s\n", strerror(err));
     va_end(ap);
-    exit(1);
+    exit(strncmp(fmt, "the image's ", 12) ? 1 : EXIT_IMAGE);
 }
 
 static int open_inside(int root, const char *path, int flags, mode_t mode)

@@ -7,20 +7,22 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from libdsec.cli.common import Json, client, emit, run, table
+from libdsec._ids import uid_of
+from libdsec.cli.common import Aliases, Json, client, emit, run, table
 
-projects = typer.Typer(no_args_is_help=True)
-keys = typer.Typer(no_args_is_help=True)
-grants = typer.Typer(no_args_is_help=True)
-quotas = typer.Typer(no_args_is_help=True)
-nodes = typer.Typer(no_args_is_help=True)
-audit = typer.Typer(no_args_is_help=True)
+projects = typer.Typer(no_args_is_help=True, cls=Aliases)
+keys = typer.Typer(no_args_is_help=True, cls=Aliases)
+grants = typer.Typer(no_args_is_help=True, cls=Aliases)
+quotas = typer.Typer(no_args_is_help=True, cls=Aliases)
+nodes = typer.Typer(no_args_is_help=True, cls=Aliases)
+audit = typer.Typer(no_args_is_help=True, cls=Aliases)
 
 Of = Annotated[str | None, typer.Option("--of", metavar="PROJECT", help="Default: ours.")]
 Grants = Annotated[list[str], typer.Argument(metavar="ENTITY.VERB…")]
 PROJECT_COLUMNS = ("id", "name", "parent", "path")
 KEY_COLUMNS = ("id", "principal", "name", "kind", "project", "grants", "revoked")
 NODE_COLUMNS = ("id", "state", "pool", "sandboxes", "cores", "memory_mb", "backends")
+LOG_COLUMNS = ("at", "principal", "verb", "outcome", "bytes")
 AUDIT_COLUMNS = ("seq", "at", "principal", "verb", "target", "outcome")
 
 
@@ -320,5 +322,22 @@ def list_audit(
             entries = [entry async for entry in found]
         rows = [{"seq": e.seq, "hash": e.hash, **e.record} for e in entries]
         table(rows, AUDIT_COLUMNS, as_json=as_json)
+
+    run(work, as_json=as_json)
+
+
+def logs(
+    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX")],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 200,
+    as_json: Json = False,
+) -> None:
+    """Shows what was done in a sandbox and how each call ended, oldest first. The record
+    holds who, what and when, no payloads."""
+
+    async def work() -> None:
+        async with client() as c:
+            entries = [e async for e in c.audit.list(target=uid_of(sandbox), limit=limit)]
+        rows = [{"seq": e.seq, **e.record} for e in reversed(entries)]
+        table(rows, LOG_COLUMNS, as_json=as_json)
 
     run(work, as_json=as_json)

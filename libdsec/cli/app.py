@@ -32,6 +32,7 @@ def options(
 
 for module in (commands, files, sandboxes, doctor):
     module.register(app)
+app.command("logs")(admin.logs)
 app.add_typer(images.app, name="image", help="Images, workspaces and toolkits.")
 app.add_typer(admin.projects, name="project", help="Projects.")
 app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")

@@ -12,10 +12,12 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 import typer
+import typer.core
 
 from libdsec import DSecClient, DSecError, ExecResult, InvalidRequest
 
@@ -28,6 +30,14 @@ Labels = Annotated[
     list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="May be repeated.")
 ]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID…", show_default=False)]
+
+
+class Aliases(typer.core.TyperGroup):
+    """A group that also takes ``ls`` for ``list`` and ``rm`` for ``delete``."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name or of its short form."""
+        return super().get_command(ctx, {"ls": "list", "rm": "delete"}.get(cmd_name, cmd_name))
 
 
 @dataclass
@@ -110,7 +120,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json:
     if as_json:
         emit([dict(row) for row in rows])
         return
-    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    cells = [[_of_column(column, row.get(column)) for column in columns] for row in rows]
     if not sys.stdout.isatty():
         for line in ([c.upper() for c in columns], *cells):
             print("\t".join(line))
@@ -131,6 +141,12 @@ def rich_table(cells: Sequence[Sequence[str]], columns: Sequence[str]) -> Any:
     for line in cells:
         made.add_row(*(escape(cell) for cell in line))
     return made
+
+
+def _of_column(column: str, value: Any) -> str:
+    if isinstance(value, float) and (column == "at" or column.endswith("_at")):
+        return datetime.fromtimestamp(value).isoformat(" ", "milliseconds")
+    return _cell(value)
 
 
 def _cell(value: Any) -> str:

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from libdsec.cli.common import Json, client, emit, run, size, table
+from libdsec.cli.common import Aliases, Json, client, emit, run, size, table
 from libdsec.managers import OnProgress
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, cls=Aliases)
 COLUMNS = ("name", "kind", "size", "layers", "project")
 
 

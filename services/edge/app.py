@@ -48,6 +48,7 @@ class Edge:
         self.epoch = _base36(time.time_ns() // 1_000_000)
         clock = SystemClock()
         settings.state_path.mkdir(parents=True, exist_ok=True)
+        settings.state_path.chmod(0o700)  # specs and files of sandboxes are below it
         self._lock = _lock(settings)
         self.link = Link()
         self.journal = Journal(settings.state_path / "journal.db")

@@ -242,6 +242,16 @@ class CgroupDriver:
                 time.sleep(POLL_S)
 
 
+def remove_parent(name: str) -> None:
+    """Removes the group ``name`` that an engine made for this node's containers from
+    every hierarchy where it is empty; where others live in it, it stays."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, kind, *_ = line.split()
+        if kind in ("cgroup", "cgroup2"):
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{mount}/{name}")
+
+
 def close_fds(fds: CgroupFds) -> None:
     for fd in (*fds.v1, fds.v2, fds.oom):
         if fd is not None:

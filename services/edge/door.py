@@ -281,7 +281,8 @@ class Door:
                 return
             access = Access(
                 id=ids.new(), at=self._clock.now(), project=call.project,
-                principal=call.principal, verb=call.verb, entity="sandbox", target=call.uid,
+                principal=call.principal, verb=f"sandbox.{call.verb}", entity="sandbox",
+                target=call.uid,
                 outcome=error.code if error else "ok", node=self._node,
                 sha256=hashlib.sha256(body).hexdigest(), bytes=len(body),
             )  # fmt: skip

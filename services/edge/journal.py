@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import sqlite3
 import threading
@@ -36,6 +37,9 @@ BATCH = 512
 MAX_WAITING = 50_000
 PRUNE_S = 300.0
 BUSY_S = 5.0
+RESERVE_BYTES = 6 << 20
+"""What can still be journalled when a sandbox has filled the node's disk, so that
+commands run on and stops are kept; more than SQLite's log grows to on its own."""
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -167,13 +171,22 @@ def _apply(db: sqlite3.Connection, changes: tuple[Change, ...] | list[Change]) -
 def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        _for_its_owner_alone(path)
         return _opened(path)
-    except sqlite3.DatabaseError as exc:
-        if isinstance(exc, sqlite3.OperationalError):
+    except (sqlite3.DatabaseError, OSError) as exc:
+        if isinstance(exc, sqlite3.OperationalError | OSError):
             raise Internal(f"the journal {path} can't be opened: {exc}") from exc
         aside = _move_aside(path)
         log.error("the journal %s is damaged (%s): moved to %s, begun anew", path, exc, aside)
         return _opened(path)
+
+
+def _for_its_owner_alone(path: Path) -> None:
+    """Specs are in it, with their variables. What SQLite adds beside takes its mode."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with contextlib.suppress(FileNotFoundError):
+            file.chmod(0o600)
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -192,6 +205,7 @@ def _opened(path: Path) -> sqlite3.Connection:
             "insert or replace into meta values ('version', ?)", (str(records.SCHEMA_VERSION),)
         )
         records.load_sandboxes(db)  # unreadable content is damage too
+        _reserve(db)
     except ValueError as exc:
         db.close()
         raise sqlite3.DatabaseError(str(exc)) from exc
@@ -199,6 +213,18 @@ def _opened(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _reserve(db: sqlite3.Connection) -> None:
+    """Has the files own room for RESERVE_BYTES of changes: pages that are free, and a
+    log whose blocks are written over again and again."""
+    try:
+        db.execute("create table if not exists reserve (filling blob)")
+        db.execute("insert into reserve values (zeroblob(?))", (RESERVE_BYTES,))
+        db.execute("delete from reserve")
+        db.execute("pragma wal_checkpoint(passive)").fetchall()
+    except sqlite3.OperationalError as exc:
+        log.warning("the journal has no reserve: %s", exc)
 
 
 def _version(db: sqlite3.Connection) -> int:

@@ -57,6 +57,7 @@ class _Decided:
     changes: list[Change] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
     actions: list[Callable[[], None]] = field(default_factory=list)
+    stops: list[Callable[[], None]] = field(default_factory=list)
     added: list[Sandbox] = field(default_factory=list)
     buried: dict[str, Tombstone] = field(default_factory=dict)
 
@@ -164,7 +165,8 @@ class Supervisor:
 
     async def command(self, commands: Sequence[Command]) -> None:
         """Accepts a batch, in order. Raises ``Unavailable`` when it can't be
-        journalled: then nothing was done and it is to come again."""
+        journalled: then it is to come again, and nothing of it was done but its stops,
+        which may be what makes room on a full disk and which do no harm twice."""
         decided = _Decided()
         uids = [uid for command in commands for uid in _uids(command)]
         decided.buried = await self._journal.run(lambda db: records.find_tombstones(db, uids))
@@ -172,9 +174,12 @@ class Supervisor:
             for command in commands:
                 self._judge(command, decided)
             await self._journal.write(*decided.changes)
-        except BaseException:
+        except BaseException as exc:
             for sandbox in decided.added:
                 self._gone(sandbox)
+            if isinstance(exc, Unavailable):
+                for stop in decided.stops:
+                    stop()
             raise
         for action in decided.actions:
             action()
@@ -250,6 +255,8 @@ class Supervisor:
         else:
             decided.changes.append(records.op(verb, item))
             decided.actions.append(lambda: self._apply(sandbox, verb, item))
+            if verb == "stop":
+                decided.stops.append(decided.actions[-1])
 
     def _absent(self, verb: str, item: EdgeOpItem, decided: _Decided) -> None:
         tomb = decided.buried.get(item.uid)

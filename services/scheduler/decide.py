@@ -207,10 +207,11 @@ def exhausted(row: Sandbox, last: WireError | None, retry_after_s: float | None 
     if last is not None and last.code in ("unsupported", "policy_denied", "invalid_request"):
         return last
     why = f": {last.message}" if last else f": {row.message}" if row.message else ""
+    full = last is None or last.code == "capacity_exhausted"
     return WireError(
-        code="capacity_exhausted",
+        code="capacity_exhausted" if full else "unavailable",
         message=f"refused by {', '.join(row.tried)}{why}",
-        cause="capacity",
+        cause="capacity" if full or last is None else last.cause,
         is_infra=True,
         retryable=True,
         retry_after_s=retry_after_s,

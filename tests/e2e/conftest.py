@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalSystem]:
     """Two nodes with the fake backend: everything but a kernel."""
     options = LocalOptions(
@@ -39,7 +39,7 @@ async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
         yield system
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def container_system(
     tmp_path_factory: pytest.TempPathFactory, base_image: Any
 ) -> AsyncIterator[LocalSystem]:

@@ -121,7 +121,9 @@ def test_no_secret_is_in_an_argument_or_a_log(command: Any, tmp_path: Path) -> N
     secrets |= {access["admin_key"], *access["node_keys"].values()}
     infra = json.loads((state / "infra/credentials.json").read_text())
     secrets |= {infra["account_seed"], infra["pg_password"], *infra["nats_passwords"].values()}
-    shown = [" ".join(p.cmdline()) for p in psutil.process_iter() if p.pid != os.getpid()]
+    # read at once by the iterator, which skips those that end meanwhile
+    running = [p for p in psutil.process_iter(["cmdline"]) if p.pid != os.getpid()]
+    shown = [" ".join(p.info["cmdline"] or ()) for p in running]
     logs = [p.read_text(errors="replace") for p in state.rglob("*.log")]
     assert len(logs) >= 9
     for secret in secrets:
@@ -173,8 +175,10 @@ async def test_every_kind_of_verb_is_recorded_once_with_its_outcome(
         await sandbox.stop()
         with pytest.raises(DSecError):
             await client.images.get("no-such-image")
-        wanted = {"sandbox.create": "ok", "exec": "ok", "file_write": "ok", "sandbox.stop": "ok",
-                  "image.get": "not_found"}  # fmt: skip
+        wanted = {
+            "sandbox.create": "ok", "sandbox.exec": "ok", "sandbox.file_write": "ok",
+            "sandbox.stop": "ok", "image.get": "not_found",
+        }  # fmt: skip
 
         async def recorded() -> list[Any] | None:
             found = [e.record async for e in client.audit.list()]

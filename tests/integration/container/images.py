@@ -32,6 +32,11 @@ def pack(tree: Path, name: str) -> Layer:
 
 
 def busybox_layer(folder: Path) -> Layer:
+    """A layer of :func:`busybox_tree`."""
+    return pack(busybox_tree(folder), "busybox")
+
+
+def busybox_tree(folder: Path) -> Path:
     """A root file system of busybox with the users root, agent and nobody."""
     tree = folder / "busybox"
     for name in ("bin", "etc", "tmp", "root", "home/agent", "var", "lib"):
@@ -47,7 +52,7 @@ def busybox_layer(folder: Path) -> Layer:
     (tree / "etc" / "passwd").write_text(PASSWD)
     (tree / "etc" / "group").write_text(GROUP)
     shutil.chown(tree / "home/agent", 1000, 1000)
-    return pack(tree, "busybox")
+    return tree
 
 
 def small_layer(folder: Path, number: int) -> Layer:

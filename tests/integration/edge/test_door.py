@@ -153,7 +153,7 @@ async def test_the_same_operation_never_runs_twice(system: Cluster) -> None:
     others = [await system.another_caller() for _ in range(5)]
     replies = await asyncio.gather(*(other.exec(uid, request) for other in others))
     assert {r.stdout for r in replies} == {b"done\n"}
-    await until(lambda: any(a.verb == "exec" for a in system.scheduler.access))
+    await until(lambda: any(a.verb == "sandbox.exec" for a in system.scheduler.access))
     await system.edge.kill()
     await system.edge.start()
     await until(lambda: len(system.scheduler.joins) == 2)
@@ -387,8 +387,8 @@ async def test_every_verb_is_recorded_once(system: Cluster) -> None:
     assert records == {
         (verb, outcome, hashlib.sha256(encode(r)).hexdigest(), len(encode(r)))
         for verb, outcome, r in (
-            ("exec", "ok", request), ("file_stat", "not_found", stat),
-            ("exec", "not_found", stranger),
+            ("sandbox.exec", "ok", request), ("sandbox.file_stat", "not_found", stat),
+            ("sandbox.exec", "not_found", stranger),
         )
     }  # fmt: skip
     assert {a.principal for a in system.scheduler.access} == {system.caller.principal}

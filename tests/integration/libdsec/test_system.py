@@ -234,7 +234,7 @@ async def test_the_command_line(options: dict[str, str]) -> None:
     dsec = Cli(options)
     assert (await dsec("whoami", "--json"))["project"] == options["project"]
     project = (await dsec("project", "create", "cli", "--json"))[0]["id"]
-    assert project in await dsec("project", "list")
+    assert project in await dsec("project", "ls")
     key = await dsec("key", "create", "sandbox.list", "--of", project, "--json")
     assert key["secret"].startswith("dsec_")
     await dsec("grant", "create", key["principal"], "sandbox.get", "--of", project)
@@ -257,6 +257,13 @@ async def test_the_command_line(options: dict[str, str]) -> None:
     made = (await dsec("run", "--backend", "fake", "-")).strip()
     assert await dsec("exec", made, "echo", "hi") == "hi\n"
     assert made in await dsec("ps")
+    for _ in range(50):  # the record lingers a moment before it is written
+        logged = await dsec("logs", made, "--json")
+        if any(row["verb"] == "sandbox.exec" for row in logged):
+            break
+        await asyncio.sleep(0.1)
+    told = [(r["verb"], r["outcome"]) for r in logged if r["verb"] != "sandbox.get"]
+    assert told == [("sandbox.create", "ok"), ("sandbox.exec", "ok")]
     assert made in await dsec("top", "--once")
     await dsec("stop", made)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import secrets
 import shutil
@@ -25,7 +26,7 @@ import msgspec
 
 from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
-from services.edge.cgroups import CgroupDriver, Groups, Limits
+from services.edge.cgroups import CgroupDriver, Groups
 from services.edge.drivers.base import (
     BackendReport,
     ExecIO,
@@ -46,14 +47,19 @@ from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Shells, WarmShell
+from services.edge.drivers.container.wanted import NO_NETWORK, check, limits, network
 from services.edge.layers.mounts import Upper
-from shared.errors import Conflict, DsecError, InvalidRequest, SandboxDied, Unavailable, Unsupported
+from shared.errors import (
+    CapacityExhausted,
+    Conflict,
+    DsecError,
+    SandboxDied,
+    Unavailable,
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
 META = "meta.json"
-NO_NETWORK = "none (no interface)"
-NOT_REACHABLE = "none (no interface): allow rules are not reachable yet"
 
 
 @dataclass(slots=True)
@@ -143,7 +149,7 @@ class ContainerDriver(FilesOfAgent):
     # ---- life ----
 
     async def start(self, spec: StartSpec) -> Handle:
-        _check(spec)
+        check(spec)
         if spec.uid in self._live or spec.uid in self._starting:
             raise Conflict(f"sandbox {spec.uid} exists", field="uid")
         folder = self._settings.sandboxes_dir / spec.uid
@@ -156,6 +162,10 @@ class ContainerDriver(FilesOfAgent):
             except FileExistsError:
                 raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
             return await self._start(spec, folder)
+        except OSError as err:
+            if err.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise CapacityExhausted("the node's disk is full", field="disk") from err
         finally:
             self._starting.discard(spec.uid)
 
@@ -166,10 +176,10 @@ class ContainerDriver(FilesOfAgent):
             meta = msgspec.json.encode(_data(warm))
             await self.shells.thread(lambda: (folder / META).write_bytes(meta))
             enforced = await self.shells.attach(
-                warm, spec.layers, Upper(folder), _limits(spec), spec.hostname
+                warm, spec.layers, Upper(folder), limits(spec), spec.hostname
             )
             await warm.agent.list()  # the agent answers in the root it now has
-            handle = Handle(spec.uid, self.name, _data(warm), enforced | _network(spec))
+            handle = Handle(spec.uid, self.name, _data(warm), enforced | network(spec))
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
         except BaseException:
@@ -353,28 +363,6 @@ class ContainerDriver(FilesOfAgent):
         if sandbox.death is None:
             sandbox.death = asyncio.ensure_future(self._find_out(sandbox))
         return await asyncio.shield(sandbox.death)
-
-
-def _check(spec: StartSpec) -> None:
-    if not spec.uid or "/" in spec.uid or spec.uid.startswith("."):
-        raise InvalidRequest("the uid is not a name", field="uid")
-    if spec.disk_mb is not None:
-        raise Unsupported("writable layers cannot be limited here", field="disk_mb")
-    for name in ("cpu_cores", "memory_mb", "pids"):
-        value = getattr(spec, name)
-        if value is not None and value <= 0:
-            raise InvalidRequest(f"{name} is not positive", field=name)
-    if len(spec.hostname) > 63 or not all(c.isalnum() or c in "-." for c in spec.hostname):
-        raise InvalidRequest("not a host name", field="hostname")
-
-
-def _limits(spec: StartSpec) -> Limits:
-    return Limits(cpu_cores=spec.cpu_cores, memory_mb=spec.memory_mb, pids=spec.pids)
-
-
-def _network(spec: StartSpec) -> dict[str, str]:
-    allowed = any(spec.network_rules.values())
-    return {"network": NOT_REACHABLE if allowed else NO_NETWORK}
 
 
 def _data(warm: WarmShell) -> dict[str, Any]:

@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.edge.agent.client import AgentClient
-from services.edge.cgroups import CgroupDriver, Groups, Limits, close_fds
+from services.edge.cgroups import CgroupDriver, Groups, Limits, close_fds, remove_parent
 from services.edge.drivers.base import Layer, Usage
 from services.edge.drivers.container.engine import SOCKET, Engine, Shell
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.layers.mounts import LayerMounts, Upper, compose, lower_count
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest, Unavailable
 
 T = TypeVar("T")
+EXIT_IMAGE = 2
+"""The attaching helper's exit code for what is the image's own fault."""
 
 
 @dataclass(slots=True)
@@ -146,6 +148,8 @@ class Shells:
             os.close(pid)
         if done.returncode:
             said = done.stderr[:1024].decode(errors="replace").strip()
+            if done.returncode == EXIT_IMAGE:
+                raise InvalidRequest(said, field="container_image", cause="image")
             raise Unavailable(said or "the root cannot be attached", cause="runtime")
 
     async def reconnect(self, name: str) -> AgentClient:
@@ -185,5 +189,7 @@ class Shells:
         await self._undo(warm.shell.name, warm.shell, warm.groups)
 
     def close(self) -> None:
+        """Lets go of the layers; nothing is left where no sandbox lives on."""
+        remove_parent(self._settings.cgroup_parent)
         self._mounts.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

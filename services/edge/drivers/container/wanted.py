@@ -1,0 +1,41 @@
+"""What a start asks for, read and judged. Pure.
+
+Owns: refusing what containers cannot honour, limits and network as the driver needs
+them. Does not own: putting them into force.
+"""
+
+from __future__ import annotations
+
+from services.edge.cgroups import Limits
+from services.edge.drivers.base import StartSpec
+from shared.errors import InvalidRequest, Unsupported
+
+NO_NETWORK = "none (no interface)"
+NOT_REACHABLE = "none (no interface): allow rules are not reachable yet"
+
+
+def check(spec: StartSpec) -> None:
+    """Raises ``InvalidRequest`` or ``Unsupported`` naming the field."""
+    if not spec.uid or "/" in spec.uid or spec.uid.startswith("."):
+        raise InvalidRequest("the uid is not a name", field="uid")
+    if spec.disk_mb is not None:
+        raise Unsupported("writable layers cannot be limited here", field="disk_mb")
+    for name in spec.options:  # ignored, a misspelt or dangerous one would seem granted
+        raise Unsupported(f"containers have no option {name}", field=f"options.{name}")
+    for name in ("cpu_cores", "memory_mb", "pids"):
+        value = getattr(spec, name)
+        if value is not None and value <= 0:
+            raise InvalidRequest(f"{name} is not positive", field=name)
+    if len(spec.hostname) > 63 or not all(c.isalnum() or c in "-." for c in spec.hostname):
+        raise InvalidRequest("not a host name", field="hostname")
+
+
+def limits(spec: StartSpec) -> Limits:
+    """The limits of its control groups."""
+    return Limits(cpu_cores=spec.cpu_cores, memory_mb=spec.memory_mb, pids=spec.pids)
+
+
+def network(spec: StartSpec) -> dict[str, str]:
+    """What enforces its network rules."""
+    allowed = any(spec.network_rules.values())
+    return {"network": NOT_REACHABLE if allowed else NO_NETWORK}
