@@ -29,12 +29,22 @@ def command_request(
     if limit is not None:
         given["timeout_s"] = limit
     given |= _command(command)
+    return _request(given)
+
+
+def _request(given: dict[str, Any]) -> ExecRequest:
     try:
         return msgspec.convert(given, ExecRequest)
     except msgspec.ValidationError as exc:
         text, _, path = str(exc).partition(" - at `")
         name = path.rstrip("`").removeprefix("$.").removesuffix("_s")
         raise InvalidRequest(text, field=name or None) from exc
+
+
+def attach_request(op_id: str, offset: int) -> ExecRequest:
+    """The request that joins an operation. Raises ``InvalidRequest``."""
+    given = {"op_id": op_id, "attach": True, "offset": offset, "stream": True}
+    return _request(given)
 
 
 def _command(command: Sequence[str | Sequence[str]]) -> dict[str, Any]:

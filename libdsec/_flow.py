@@ -27,10 +27,22 @@ class Receiving:
     have: int = 0
     taken: int = 0
     acked: int = 0
+    missed: int = 0
+    begun: bool = True
+
+    @classmethod
+    def at(cls, offset: int) -> Receiving:
+        """Begins inside a stream. What the other side no longer has there is skipped, and
+        counted in ``missed``, before the first frame."""
+        return cls(offset, offset, offset, begun=False)
 
     def accept(self, data: bytes, offset: int | None) -> bytes:
         """The new bytes of a frame. Raises :class:`Gap`. A frame without an offset
         goes where the output stands."""
+        if offset is not None and offset > self.have and not self.begun:
+            self.missed = offset - self.have
+            self.have = self.taken = self.acked = offset
+        self.begun = True
         if offset is not None and offset > self.have:
             raise Gap(f"{self.have} of {offset} bytes")
         new = data if offset is None else data[self.have - offset :]

@@ -20,6 +20,7 @@ from libdsec import _flow, _ids, _trace
 from libdsec._wire import (
     CHUNK_BYTES,
     HEADER_FRAME,
+    HEADER_HAVE,
     HEADER_OFFSET,
     HEADER_OP,
     KEEPALIVE_S,
@@ -42,6 +43,8 @@ UNREACHABLE_S = 60.0
 RETRY_S = 0.1
 MAX_RETRY_S = 2.0
 """Wait before asking again where nobody listened."""
+MAX_ORDERS = 64
+"""Signals kept to be sent again, while nothing was heard of the operation."""
 CANCEL_S = 10.0
 """How long a cancelled operation is listened to, so that its end is seen."""
 
@@ -53,7 +56,8 @@ Verdict = Callable[[], Awaitable[DSecError | None]]
 
 class Operation(Generic[R]):
     """One operation. ``request`` is what is sent, and sent again;
-    ``reply_type`` is the final reply's. ``route``: project, node, uid."""
+    ``reply_type`` is the final reply's. ``route``: project, node, uid. ``joining``: the
+    operation was begun elsewhere, its output is wanted from this offset on."""
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class Operation(Generic[R]):
         request: Any,
         reply_type: type[R],
         verdict: Verdict,
+        joining: int | None = None,
     ) -> None:
         link = operations.link
         project, node, uid = route
@@ -71,14 +76,20 @@ class Operation(Generic[R]):
         self.op_id: str = request.op_id
         self.subject = exec_(project, node, uid, verb, principal)
         self.io_subject = exec_(project, node, uid, "io", principal)
-        self.token = self.op_id
+        self.token = self.op_id if joining is None else _ids.new()
         self._reply_to = out(node, principal, link.connection, "").removesuffix(".")
         self._operations = operations
         self._link = link
         self._body = encode(request)
         self._type = reply_type
         self._verdict = verdict
-        self.receiving = _flow.Receiving()
+        self.terminal = joining is not None or getattr(request, "pty", None) is not None
+        self.receiving = _flow.Receiving() if joining is None else _flow.Receiving.at(joining)
+        self._joining = joining is not None
+        self._errors = 0  # bytes of stderr among those received
+        self._orders: list[tuple[str, bytes]] = []
+        self._size: bytes | None = None
+        self._heard = False
         self.sending = _flow.Sending()
         self.last_output = self._heard_at = self._asked_at = time.monotonic()
         self.output: deque[tuple[str, bytes]] = deque()
@@ -110,21 +121,23 @@ class Operation(Generic[R]):
             self._operations.remove(self)
             raise
 
-    async def _ask(self) -> None:
+    async def _ask(self, more: dict[str, str] | None = None) -> None:
         """Sends the request, always the same bytes: the edge knows a repeated one."""
         self._asked_at = time.monotonic()
-        await self._link.publish(
-            self.subject, self._body, reply=f"{self._reply_to}.{self.token}",
-            headers=_trace.headers(),
-        )  # fmt: skip
+        reply = f"{self._reply_to}.{self.token}"
+        headers = _trace.headers(more)
+        await self._link.publish(self.subject, self._body, reply=reply, headers=headers)
 
     async def _attach(self) -> None:
         """Asks again. Answers come under a new token, so that late ones to the old
         cannot be mistaken for them."""
         self._operations.rename(self, _ids.new())
         self._ready = False
-        self._repeat_input = True
-        await self._ask()
+        self._repeat_input = not self._joining
+        await self._ask({HEADER_HAVE: f"{self.receiving.have - self._errors} {self._errors}"})
+        size = [] if self._size is None else [("z", self._size)]
+        for kind, data in [*self._orders, *size]:  # sent in vain where nobody listened
+            await self._io(kind, data)
 
     # -- what comes ------------------------------------------------------------
 
@@ -133,6 +146,10 @@ class Operation(Generic[R]):
         if kind != "x":
             self._heard_at = time.monotonic()
             self._retry_s, self._silences = RETRY_S, 0
+            self._heard = True
+            self._orders.clear()
+            if self._joining and kind not in ("r", "a"):
+                self._joined(None)
         if kind in ("o", "e"):
             self._on_output(kind, data, offset)
         elif kind == "a":
@@ -141,6 +158,24 @@ class Operation(Generic[R]):
             self._on_ready()
         elif kind == "x":
             self._on_final(data, offset)
+        elif kind == "k" and self.terminal:
+            self._operations.spawn(self._still_here())
+
+    async def _still_here(self) -> None:
+        """A client at a terminal that says nothing has hung up."""
+        self.receiving.acked = self.receiving.taken
+        await self._io("w", str(self.receiving.taken).encode())
+
+    def _joined(self, taken: int | None) -> None:
+        """What the first frames say of an operation begun elsewhere: the input that was
+        taken so far, ``None`` where it takes no input."""
+        self._joining = False
+        if taken is None:
+            self._input_ended = True
+        else:
+            self.sending.sent = self.sending.acked = taken
+            self._ready = True
+        self._changed.set()
 
     def _on_output(self, kind: str, data: bytes, offset: int | None) -> None:
         try:
@@ -150,11 +185,15 @@ class Operation(Generic[R]):
             return
         if new:
             self.last_output = time.monotonic()
+            self._errors += len(new) if kind == "e" else 0
             self.output.append((kind, new))
             self._changed.set()
 
     def _on_count(self, data: bytes) -> None:
         if not data.isdigit():
+            return
+        if self._joining:
+            self._joined(int(data))
             return
         self.sending.acknowledge(int(data))
         if self._repeat_input:
@@ -164,7 +203,7 @@ class Operation(Generic[R]):
 
     def _on_ready(self) -> None:
         """The edge takes input; after a re-attach only once it said from where."""
-        if not self._repeat_input:
+        if not self._repeat_input and not self._joining:
             self._ready = True
             self._changed.set()
 
@@ -302,7 +341,16 @@ class Operation(Generic[R]):
     async def signal(self, name: str) -> None:
         """Sends a signal to the command, by name without SIG."""
         if not self._final.done():
-            await self._io("s", name.encode())
+            data = name.encode()
+            if not self._heard and len(self._orders) < MAX_ORDERS:
+                self._orders.append(("s", data))
+            await self._io("s", data)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Tells the new size of the command's terminal."""
+        if not self._final.done():
+            self._size = f"{rows} {cols}".encode()
+            await self._io("z", self._size)
 
     async def cancel(self) -> None:
         """Has the edge kill the command's tree; the final reply still comes."""

@@ -317,6 +317,10 @@ has already is to be skipped. On ``x``: the count of all output bytes in frames.
 and ``f`` frames: the count of input bytes before; the edge skips what it has, and keeps
 silent over a hole until the client attaches again."""
 
+HEADER_HAVE = "Dsec-Have"
+"""On a request that is sent again: decimal counts of the bytes of stdout and of stderr
+that the client has, with a space between."""
+
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 
@@ -333,6 +337,8 @@ OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, l
 
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 
+Cells = Annotated[int, Meta(ge=1, le=65_535)]
+
 UserName = Annotated[str, Meta(min_length=1, max_length=64)]
 
 class ExecRequest(Versioned, frozen=True):
@@ -340,7 +346,10 @@ class ExecRequest(Versioned, frozen=True):
     seen before re-attaches to that command or repeats its result: it never runs
     twice. ``stream``: output comes in frames as it is made, else in the reply as
     far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
-    announces input frames."""
+    announces input frames. ``pty`` (rows, columns) puts it on a terminal, with
+    ``stream``; its output is ``stdout`` alone. ``attach``: no command, but the frames and
+    the reply of the operation ``op_id`` of the same principal, from the output ``offset``
+    on (bytes of both streams) as far as it is retained."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -355,6 +364,9 @@ class ExecRequest(Versioned, frozen=True):
     stdin: bool = False
     stdin_data: bytes | None = None
     stream: bool = False
+    pty: tuple[Cells, Cells] | None = None
+    attach: bool = False
+    offset: Annotated[int, Meta(ge=0)] = 0
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,7 +20,16 @@ from typing import Any
 
 from libdsec._operation import Operation
 from libdsec._wire import WINDOW_BYTES, ExecReply
-from libdsec.errors import DeadlineExceeded, ExecFailed, ExecTimeout, StdinClosed, from_wire
+from libdsec.errors import (
+    DeadlineExceeded,
+    ExecFailed,
+    ExecTimeout,
+    InvalidRequest,
+    NotFound,
+    StdinClosed,
+    Unsupported,
+    from_wire,
+)
 from libdsec.results import ExecResult, TextView
 
 MARGIN_S = 30.0
@@ -162,6 +172,16 @@ def _replaced(result: ExecResult, **changes: Any) -> ExecResult:
     return ExecResult(**(values | changes))
 
 
+def _signal_name(number: int) -> str:
+    """Raises ``InvalidRequest`` for a number that is no signal's."""
+    if number == 0:
+        return "0"
+    try:
+        return signal.Signals(number).name.removeprefix("SIG")
+    except ValueError:
+        raise InvalidRequest(f"signal {number} is unknown", field="signal") from None
+
+
 class Output:
     """One output stream of a process: an async iterator of bytes, in chunks as they
     came. Ends when the command has ended."""
@@ -208,7 +228,8 @@ class Output:
 
 class Process:
     """A command that runs. ``stdout`` and ``stderr`` are async iterators of bytes;
-    read both, or make it with ``merge=True``, or call :meth:`wait`."""
+    read both, or make it with ``merge=True``, or call :meth:`wait`. On a terminal
+    everything comes in ``stdout``."""
 
     def __init__(self, operation: Operation[ExecReply], *, command: str, stdin: bool) -> None:
         self._operation = operation
@@ -244,9 +265,25 @@ class Process:
             self._stdin_open = False
             await self._operation.end_input()
 
-    async def signal(self, name: str) -> None:
-        """Sends a signal (``"TERM"``, ``"SIGINT"``) to the command."""
-        await self._operation.signal(name.removeprefix("SIG"))
+    async def signal(self, name: str | int) -> None:
+        """Sends a signal (``"TERM"``, ``"SIGINT"``, 15) to the command; one that comes
+        before the command has begun waits for it. 0 sends nothing: it raises ``NotFound``
+        where the command is over."""
+        text = str(name).upper().removeprefix("SIG")
+        if text.isdigit():
+            text = _signal_name(int(text))
+        if text == "0" and self._operation.done:
+            raise NotFound("the command is over")
+        await self._operation.signal(text)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Sets the size of the command's terminal, both 1 to 65535. Raises
+        ``InvalidRequest`` for other sizes, ``Unsupported`` without a terminal."""
+        if not self._operation.terminal:
+            raise Unsupported("the command has no terminal", field="pty")
+        if not (0 < rows < 1 << 16 and 0 < cols < 1 << 16):
+            raise InvalidRequest("a terminal has 1 to 65535 rows and columns", field="pty")
+        await self._operation.resize(rows, cols)
 
     async def kill(self) -> None:
         """Kills the command and everything it started."""
@@ -266,7 +303,8 @@ class Process:
             reply = await self._operation.final()
             self._sort()
             parts = {k: b"".join(v) for k, v in self._unread.items()}
-            dropped = (self._dropped["o"], self._dropped["e"])
+            missed = self._operation.receiving.missed  # of both, known to neither
+            dropped = (self._dropped["o"] + missed, self._dropped["e"])
             self._result = result_of(reply, parts["o"], parts["e"], dropped=dropped)
         return self._result
 

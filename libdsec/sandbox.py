@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from libdsec import _ids
-from libdsec._command import command_request, shown
+from libdsec._command import attach_request, command_request, shown
 from libdsec._core import TERMINAL, Core, death
 from libdsec._operation import Operation
 from libdsec._wire import (
@@ -210,10 +210,14 @@ class Sandbox:
         output_limit_bytes: int | None = None,
         merge: bool = False,
         session: str | None = None,
+        pty: tuple[int, int] | None = None,
         op_id: str | None = None,
     ) -> Process:
         """Starts a command to talk to; arguments as of :meth:`exec`. ``stdin``: whether
-        it gets an input. Output is not limited unless ``output_limit_bytes`` says so."""
+        it gets an input. Output is not limited unless ``output_limit_bytes`` says so.
+        ``pty`` (rows, columns) puts it on a terminal: one output, keys such as Ctrl-C as
+        bytes of input, :meth:`Process.resize`; ``close_stdin`` types end-of-file; when
+        this client is gone for a minute, everything on the terminal is killed."""
         limit = UNLIMITED_BYTES if output_limit_bytes is None else output_limit_bytes
         request = command_request(
             command,
@@ -226,14 +230,27 @@ class Sandbox:
             merge=merge,
             stdin=stdin,
             stream=True,
+            pty=pty,
             op_id=op_id,
         )
         operation = await self._start("exec", request, ExecReply)
         return Process(operation, command=shown(request), stdin=stdin)
 
+    async def attach(self, op_id: str, *, offset: int = 0) -> Process:
+        """A running or just finished command of the same key or user, by its operation
+        id; its streams move here from wherever they went. Output comes from ``offset``
+        (bytes of both streams) on, as far as it is retained: the last MiB at least, of
+        terminals only what is new after the node's service restarted; what is missing
+        is counted in ``truncated``. Raises ``NotFound`` from the process's methods."""
+        request = attach_request(op_id, offset)
+        operation = await self._start("exec", request, ExecReply, joining=offset)
+        return Process(operation, command=f"operation {op_id}", stdin=True)
+
     # -- the door ----------------------------------------------------------------
 
-    async def _start(self, verb: str, request: Any, reply_type: type[R]) -> Operation[R]:
+    async def _start(
+        self, verb: str, request: Any, reply_type: type[R], *, joining: int | None = None
+    ) -> Operation[R]:
         """A started operation at the sandbox's edge."""
         if self._node is None:
             await self.ready()
@@ -246,6 +263,7 @@ class Sandbox:
             request=request,
             reply_type=reply_type,
             verdict=self._verdict,
+            joining=joining,
         )
         await operation.start()
         return operation

@@ -225,7 +225,10 @@ class Process:
     def close_stdin(self) -> None:
         ...
 
-    def signal(self, name: str) -> None:
+    def signal(self, name: str | int) -> None:
+        ...
+
+    def resize(self, rows: int, cols: int) -> None:
         ...
 
     def kill(self) -> None:
@@ -267,7 +270,10 @@ class Sandbox:
     def exec(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bytes | str | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, check: bool=False, on_output: OnOutput | None=None, op_id: str | None=None) -> ExecResult:
         ...
 
-    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool=True, timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, op_id: str | None=None) -> Process:
+    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool=True, timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, pty: tuple[int, int] | None=None, op_id: str | None=None) -> Process:
+        ...
+
+    def attach(self, op_id: str, *, offset: int=0) -> Process:
         ...
 
     def ready(self, *, timeout: Seconds=READY_S) -> Sandbox:

@@ -17,6 +17,7 @@ frame  from                     body
 ``i``  client → edge, verb io   raw bytes of input (stdin, file content)
 ``f``  client → edge, verb io   end of input
 ``s``  client → edge, verb io   a signal name
+``z``  client → edge, verb io   new size of the terminal: decimal rows, space, columns
 ``w``  client → edge, verb io   decimal count of output bytes taken so far
 ``c``  client → edge, verb io   cancel: kill the tree, then the final reply
 ====== ======================== ================================================
@@ -28,7 +29,12 @@ operation; ``w`` counts stdout and stderr together.
 A client that missed something, or heard nothing for three ``KEEPALIVE_S``, sends the
 same request again with a new last token of the reply subject. From then on frames come
 there: first the output it has not acknowledged, with ``Dsec-Offset``; where the edge
-waits for input, ``r`` and ``a``, and the client sends on from that count.
+waits for input, ``r`` and ``a``, and the client sends on from that count. Such a request
+says with ``Dsec-Have`` what output the client has: an edge that was restarted meanwhile
+follows the running command again and goes on from there.
+
+Another client of the same principal attaches by ``attach``: ``r`` and ``a`` come first
+where the command takes input, else ``k``; then the output that is retained.
 """
 
 from __future__ import annotations
@@ -44,6 +50,12 @@ HEADER_OFFSET = "Dsec-Offset"
 has already is to be skipped. On ``x``: the count of all output bytes in frames. On ``i``
 and ``f`` frames: the count of input bytes before; the edge skips what it has, and keeps
 silent over a hole until the client attaches again."""
+HEADER_HAVE = "Dsec-Have"
+"""On a request that is sent again: decimal counts of the bytes of stdout and of stderr
+that the client has, with a space between."""
+HANGUP_S = 60.0
+"""A client at a terminal that is silent for this long has hung up: its command's tree is
+killed. It answers every ``k`` with ``w``."""
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -55,6 +67,7 @@ KEEPALIVE_S = 5.0
 
 OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+Cells = Annotated[int, Meta(ge=1, le=65_535)]
 UserName = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -63,7 +76,10 @@ class ExecRequest(Versioned, frozen=True):
     seen before re-attaches to that command or repeats its result: it never runs
     twice. ``stream``: output comes in frames as it is made, else in the reply as
     far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
-    announces input frames."""
+    announces input frames. ``pty`` (rows, columns) puts it on a terminal, with
+    ``stream``; its output is ``stdout`` alone. ``attach``: no command, but the frames and
+    the reply of the operation ``op_id`` of the same principal, from the output ``offset``
+    on (bytes of both streams) as far as it is retained."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -78,6 +94,9 @@ class ExecRequest(Versioned, frozen=True):
     stdin: bool = False
     stdin_data: bytes | None = None
     stream: bool = False
+    pty: tuple[Cells, Cells] | None = None
+    attach: bool = False
+    offset: Annotated[int, Meta(ge=0)] = 0
 
 
 class ExecReply(Versioned, frozen=True):

@@ -16,6 +16,7 @@ from schemas.registry import MODULES
 
 WANTED = (
     "VERSION", "HEADER_REPLY", "HEADER_TRACE", "HEADER_FRAME", "HEADER_OP", "HEADER_OFFSET",
+    "HEADER_HAVE",
     "encode", "decode", "BadMessage", "ErrorReply", "Ok", "WireError",
     "SandboxSpec", "CreateRequest", "CreateReply", "ItemResult", "MAX_BATCH",
     "SandboxOpRequest", "OpReply", "SandboxEvent", "SandboxInfo", "SandboxQuery", "SandboxPage",

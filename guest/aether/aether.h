@@ -27,6 +27,8 @@
 #define DRAIN_IDLE_NS 5000000ull    /* quiet time that ends the drain after exit */
 #define DRAIN_MAX_NS 2000000000ull  /* the drain ends then at the latest */
 #define KILL_MAX_NS 5000000000ull   /* a killed tree is reported gone or not by then */
+#define HANGUP_NS 60000000000ull    /* without an edge, a terminal's line is hung up */
+#define SIGNALS_MAX 32              /* signals that wait for the command's beginning */
 #define SESSIONS_MAX 32
 #define NESTS 2                     /* kept ready for the next commands */
 #define SPARE_QUIET_NS 1000000ull   /* no refill this soon after a launch */
@@ -34,20 +36,20 @@
 
 enum msg {
     M_HELLO = 1, M_SETUP, M_EXEC, M_DATA, M_EOF, M_CREDIT, M_SIGNAL, M_KILL,
-    M_LIST, M_ATTACH, M_ACK, M_FILE,
+    M_LIST, M_ATTACH, M_ACK, M_FILE, M_RESIZE,
     M_RESULT = 20, M_ERROR, M_OK, M_LISTING,
 };
 
 enum tag {
     T_KEY = 1, T_ARGV, T_SHELL, T_CWD, T_ENV, T_USER, T_TIMEOUT_NS, T_LIMIT, T_MERGE,
-    T_STDIN, T_SESSION,
+    T_STDIN, T_SESSION, T_ROWS, T_COLS,
     T_FOP = 20, T_PATH, T_DST, T_OFFSET, T_LENGTH, T_MODE, T_APPEND, T_RECURSIVE, T_PARENTS,
     T_CODE = 40, T_MESSAGE, T_FIELD, T_ERRNO,
     T_EXIT_CODE = 50, T_SIGNAL_NO, T_TIMED_OUT, T_OOM, T_DROPPED_OUT, T_DROPPED_ERR,
     T_TOTAL_OUT, T_TOTAL_ERR, T_DURATION_NS, T_SESSION_FRESH, T_SESSION_ENDED,
     T_NAME = 70, T_TYPE, T_SIZE, T_FMODE, T_UID, T_GID, T_MTIME_NS, T_TARGET,
     T_VERSION = 80, T_GENERATION, T_NEXT_ID, T_V1_COUNT, T_HAS_V2, T_HAS_OOM,
-    T_OP_ID = 90, T_STATE,
+    T_OP_ID = 90, T_STATE, T_TAKEN,
 };
 
 enum fop { F_READ = 1, F_WRITE, F_STAT, F_LIST, F_MKDIR, F_REMOVE, F_MOVE };
@@ -156,6 +158,12 @@ struct op {
     uint64_t finished_seq;
     struct session *session;
     bool session_fresh, session_ended;
+    uint32_t rows, cols;             /* of its terminal; 0: it has none */
+    int tty_fd;                      /* the command's end, so that the line stays up */
+    bool mid_line, hung_up;          /* input typed so far ends inside a line */
+    uint64_t hangup_at, in_total;    /* bytes of input that came */
+    uint8_t waiting[SIGNALS_MAX];
+    int waiting_count;
 };
 extern struct op ops[OPS_MAX];
 extern uint32_t next_id;
@@ -180,10 +188,20 @@ void op_input(struct op *op, const uint8_t *p, size_t n);
 void op_input_end(struct op *op);
 void op_signal(struct op *op, int sig);
 void op_rewind(struct op *op);
+void op_send_signals(struct op *op);
+bool op_has_begun(const struct op *op);
 void op_lost(int leaf);
 void ops_leave(void);
 void ops_disconnected(void);
 void ops_list(struct buf *b);
+
+/* ---- pty.c: commands on a terminal ---- */
+int pty_fds(struct op *op, struct launch *l, bool with_stdin);
+void pty_take(const struct user *u);
+void pty_resize(struct op *op, const uint8_t *p, size_t n);
+void pty_input_end(struct op *op);
+bool pty_waits(const struct op *op);
+void pty_tick(struct op *op, uint64_t now);
 
 /* ---- session.c: shells that live on between commands ---- */
 struct session {

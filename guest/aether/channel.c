@@ -237,6 +237,7 @@ static void on_op_message(struct op *op, uint8_t type, const uint8_t *p, size_t 
         op_kill(op);
         break;
     case M_ATTACH: op_rewind(op); break;
+    case M_RESIZE: pty_resize(op, p, n); break;
     case M_ACK:
         if (op->done)
             op_free(op);
@@ -254,7 +255,7 @@ static bool on_frame(uint8_t type, uint32_t id, const uint8_t *p, size_t n)
         op_start(id, p, n, type == M_FILE);
     } else if (type == M_LIST) {
         on_list(id);
-    } else if (type >= M_DATA && type <= M_ACK) {
+    } else if ((type >= M_DATA && type <= M_ACK) || type == M_RESIZE) {
         struct op *op = op_by_id(id);
         if (op)
             on_op_message(op, type, p, n);

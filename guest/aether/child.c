@@ -90,8 +90,12 @@ static char **build_env(const struct reader *spec, const struct user *u)
     env_default(env, &n, "HOME", u->home);
     env_default(env, &n, "USER", u->name);
     env_default(env, &n, "LOGNAME", u->name);
-    env_default(env, &n, "TERM", "dumb");
-    env_default(env, &n, "PAGER", "cat");
+    if (spec_u64(spec, T_ROWS, 0)) {
+        env_default(env, &n, "TERM", "xterm-256color");
+    } else {
+        env_default(env, &n, "TERM", "dumb");
+        env_default(env, &n, "PAGER", "cat");
+    }
     env_default(env, &n, "LANG", "C.UTF-8");
     return env;
 }
@@ -180,6 +184,8 @@ static void run(const struct launch *l, const struct reader *spec, const struct 
     size_t argc;
     char **argv = collect(spec, T_ARGV, 0, &argc);
     char **env = build_env(spec, u);
+    if (spec_u64(spec, T_ROWS, 0))
+        pty_take(u);
     int err = user_become(u);
     if (err)
         child_fail(status, "internal", "user", err, "cannot become user %s", user_name);

@@ -50,9 +50,13 @@ int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdi
     struct launch l = {.kind = (uint32_t)kind, .fds = {-1, -1, -1, -1, -1, -1, -1, -1}};
     int status[2];
     l.fds[L_SPEC] = spec_memfd(p, n);
-    l.fds[L_IN] = input_for(op, with_stdin);
-    bool ok = !pipe_for(&op->out[0], &l.fds[L_OUT], op->file);
-    if (ok && op->merge)
+    if (!op->rows)
+        l.fds[L_IN] = input_for(op, with_stdin);
+    bool ok = op->rows ? !pty_fds(op, &l, with_stdin)
+                       : !pipe_for(&op->out[0], &l.fds[L_OUT], op->file);
+    if (ok && op->rows)
+        ; /* one terminal for all */
+    else if (ok && op->merge)
         l.fds[L_ERR] = fcntl(l.fds[L_OUT], F_DUPFD_CLOEXEC, 3);
     else if (ok)
         ok = !pipe_for(&op->out[1], &l.fds[L_ERR], false);
@@ -85,6 +89,7 @@ void op_launched(uint32_t slot, int32_t pid)
         op_exited(op, 0);
     } else {
         op->at.pid = pid;
+        op_send_signals(op);
         if (op->killing)
             op_kill(op);
     }
@@ -117,6 +122,9 @@ void op_exited(struct op *op, int status)
         close(op->in_fd);
     op->in_fd = -1;
     op->in.len = 0;
+    if (op->tty_fd >= 0)
+        close(op->tty_fd);
+    op->tty_fd = -1;
 }
 
 void op_kill(struct op *op)
@@ -222,6 +230,7 @@ void op_read_report(struct op *op)
         }
         close(op->status_fd);
         op->status_fd = -1;
+        op_send_signals(op);
     }
 }
 
@@ -306,6 +315,7 @@ void op_tick(struct op *op, uint64_t now)
         op->timed_out = true;
         op_kill(op);
     }
+    pty_tick(op, now);
     bool tree_gone = true;
     if (op->killing && op->session) {
         tree_gone = session_tree_gone(op) || now >= op->kill_end;
@@ -319,7 +329,10 @@ void op_tick(struct op *op, uint64_t now)
     if (!op->reaped)
         return;
     bool ended = op->out[0].fd < 0 && op->out[1].fd < 0;
-    if (!ended && !op->file)
+    if (pty_waits(op)) {
+        op->drain_idle = now + DRAIN_IDLE_NS;
+        op->drain_end = now + DRAIN_MAX_NS;
+    } else if (!ended && !op->file)
         ended = now >= op->drain_idle || now >= op->drain_end;
     if (ended && tree_gone)
         op_finish(op);
@@ -334,7 +347,9 @@ uint64_t op_next_due(const struct op *op, uint64_t now)
         return now + 1000000;
     if (op->deadline && !op->reaped)
         due = op->deadline;
-    if (op->reaped && !op->file) {
+    if (op->hangup_at && op->hangup_at < due)
+        due = op->hangup_at;
+    if (op->reaped && !op->file && !pty_waits(op)) {
         uint64_t end = op->drain_idle < op->drain_end ? op->drain_idle : op->drain_end;
         if (end < due)
             due = end;

@@ -86,7 +86,8 @@ static int gather(uint64_t now, uint64_t *due)
             *due = d;
         for (int k = 0; k < 2; k++) {
             struct outstream *s = &op->out[k];
-            if (s->fd >= 0 && (s->retain || !op->attached || (s->credit && room)))
+            bool wanted = op->attached ? s->credit && room : !op->rows || op->hung_up;
+            if (s->fd >= 0 && (s->retain || wanted))
                 n = add(n, s->fd, POLLIN, op, k);
         }
         if (op->status_fd >= 0)

@@ -31,6 +31,7 @@ struct op *op_new(uint32_t id)
         op->used = op->attached = true;
         op->id = id;
         op->in_fd = op->status_fd = op->at.leaf = op->out[0].fd = op->out[1].fd = -1;
+        op->tty_fd = -1;
         op->started = now_ns();
         if (id >= next_id)
             next_id = id + 1;
@@ -47,6 +48,8 @@ void op_free(struct op *op)
         close(op->in_fd);
     if (op->status_fd >= 0)
         close(op->status_fd);
+    if (op->tty_fd >= 0)
+        close(op->tty_fd);
     if (op->at.leaf >= 0 || op->at.nest)
         place_leave(&op->at);
     buf_free(&op->in);
@@ -65,6 +68,12 @@ void op_refuse(uint32_t id, const char *code, const char *field, const char *mes
 }
 
 struct wish { uint64_t limit, timeout; bool merge, input, session; int commands; };
+
+static uint32_t size_of(const struct field *f)
+{
+    uint64_t n = field_u64(f);
+    return n > 65535 ? 0 : (uint32_t)n;
+}
 
 /* Checks every field before anything is created; NULL or the name of the bad one. */
 static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *op)
@@ -92,6 +101,8 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
         case T_MERGE: w->merge = field_u64(&f); break;
         case T_STDIN: w->input = field_u64(&f); break;
         case T_SESSION: w->session = true; break;
+        case T_ROWS: op->rows = size_of(&f); break;
+        case T_COLS: op->cols = size_of(&f); break;
         case T_CWD: case T_ENV: case T_USER: break;
         default:
             if (f.tag < T_FOP || f.tag > T_PARENTS)
@@ -120,6 +131,8 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
     const char *bad = check(p, n, &w, op);
     if (!bad && !file && w.commands != 1 && w.commands != 2)
         bad = "argv";
+    if (!bad && (!op->rows != !op->cols || (op->rows && (file || w.session))))
+        bad = "pty";
     if (bad) {
         op_refuse(id, "invalid_request", bad,
                   "the value is malformed, holds a NUL byte or is larger than 128 KiB");
@@ -132,12 +145,14 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
     op->timeout = w.timeout;
     if (w.timeout && !w.session) /* in a session: once its turn has come */
         op->deadline = op->started + w.timeout;
-    stream_init(&op->out[0], -1, !file, w.limit);
+    stream_init(&op->out[0], -1, !file && !op->rows, w.limit);
     stream_init(&op->out[1], -1, !file, w.limit);
     int failed = w.session ? session_exec(op, p, n)
                            : op_pipes(op, p, n, file ? K_FILE : K_EXEC, w.input || file);
     if (failed) {
-        if (failed != 1) /* 1: already answered */
+        if (failed != 1 && op->rows && op->tty_fd < 0)
+            op_refuse(id, "unsupported", "pty", "the sandbox has no terminals");
+        else if (failed != 1) /* 1: already answered */
             op_refuse(id, "unavailable", NULL, "the command cannot be launched");
         op_free(op);
     }
@@ -155,6 +170,9 @@ void op_input(struct op *op, const uint8_t *p, size_t n)
         op_kill(op);
         return;
     }
+    op->in_total += n;
+    if (n)
+        op->mid_line = p[n - 1] != '\n';
     op_write_stdin(op);
 }
 
@@ -178,9 +196,11 @@ void op_write_stdin(struct op *op)
         uint8_t c[5] = {S_STDIN, (uint8_t)at, (uint8_t)(at >> 8), (uint8_t)(at >> 16), (uint8_t)(at >> 24)};
         memmove(op->in.p, op->in.p + at, op->in.len - at);
         op->in.len -= at;
-        send_frame(M_CREDIT, op->id, c, sizeof c);
+        if (op->attached) /* an edge that attaches is told of all the room at once */
+            send_frame(M_CREDIT, op->id, c, sizeof c);
     }
     if (op->in_eof && !op->in.len) {
+        pty_input_end(op);
         close(op->in_fd);
         op->in_fd = -1;
     }
@@ -198,6 +218,9 @@ void op_signal(struct op *op, int sig)
     if (sig == SIGKILL) {
         op->cancelled = true;
         op_kill(op);
+    } else if (sig && !op->reaped && !op->file && !op->session && !op_has_begun(op)) {
+        if (op->waiting_count < SIGNALS_MAX)
+            op->waiting[op->waiting_count++] = (uint8_t)sig;
     } else if (op->at.pid > 1 && !op->reaped && sig) {
         if (kill(-op->at.pid, sig))
             kill(op->at.pid, sig);
@@ -210,6 +233,11 @@ void op_rewind(struct op *op)
     op->result_sent = false;
     stream_rewind(&op->out[0]);
     stream_rewind(&op->out[1]);
+    if (op->in_fd < 0)
+        return;
+    size_t room = WINDOW - op->in.len;
+    uint8_t c[5] = {S_STDIN, (uint8_t)room, (uint8_t)(room >> 8), (uint8_t)(room >> 16), (uint8_t)(room >> 24)};
+    send_frame(M_CREDIT, op->id, c, sizeof c);
 }
 
 void ops_disconnected(void)
@@ -237,5 +265,7 @@ void ops_list(struct buf *b)
         put_u64(b, T_OP_ID, ops[i].id);
         put_str(b, T_KEY, ops[i].key ? ops[i].key : "");
         put_str(b, T_STATE, ops[i].done ? "done" : "running");
+        put_u64(b, T_TAKEN, ops[i].in_total);
+        put_u64(b, T_ROWS, ops[i].rows);
     }
 }

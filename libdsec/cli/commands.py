@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from libdsec import DSecRunArgs, ExecResult, InvalidRequest, Sandbox
-from libdsec.cli.common import TIMED_OUT, Json, Labels, client, emit, pairs, run
+from libdsec import DSecRunArgs, InvalidRequest, Sandbox
+from libdsec.cli.common import Json, Labels, client, emit, exit_code, pairs, run
 from libdsec.cli.pump import pump, write_all
+from libdsec.cli.terminal import interact, on_terminal
 
 RAW = {"allow_interspersed_args": False}
 """Options end where the command begins: its own are its own."""
@@ -143,39 +145,38 @@ async def _execute(
     return exit_code(result)
 
 
-def exit_code(result: ExecResult) -> int:
-    """The command's own, or 124 for a time-out."""
-    if result.timed_out:
-        return TIMED_OUT
-    return 1 if result.exit_code is None else result.exit_code
-
-
 def shell(
     id: Annotated[str, typer.Argument(help="The sandbox.")],
-    session: Annotated[str, typer.Option(help="Name of the session.")] = "main",
+    session: Annotated[
+        str | None, typer.Option(help="Run lines in this session instead.", show_default=False)
+    ] = None,
     user: User = None,
 ) -> None:
-    """Runs lines in a session of a sandbox: directory, variables and functions persist,
-    also between calls of this command. Line by line: no terminal behind it, so no
-    full-screen programs; Ctrl-C ends the running line."""
+    """A shell in a sandbox on this terminal: full screen, job control, Ctrl-C inside. With
+    --session, or where input and output are no terminal, lines are run one by one in a
+    session ("main") whose directory, variables and functions persist, also between calls;
+    Ctrl-C then ends the running line."""
 
     async def work() -> int:
-        import asyncio
-
         async with client() as c:
             sandbox = await c.get(id)
-            code = 0
-            while True:
-                line = await asyncio.to_thread(_prompt, f"{sandbox.id}:{session}$ ")
-                if line is None or line.strip() == "exit":
-                    return code
-                if line.strip():
-                    result = await sandbox.run_shell(
-                        line, session=session, user=user, on_output=_show
-                    )
-                    code = exit_code(result)
+            if session is None and on_terminal():
+                return await interact(sandbox, user=user)
+            return await _lines(sandbox, session or "main", user)
 
     run(work)
+
+
+async def _lines(sandbox: Sandbox, session: str, user: str | None) -> int:
+    """Runs lines of our input until its end; the last one's exit code."""
+    code = 0
+    while True:
+        line = await asyncio.to_thread(_prompt, f"{sandbox.id}:{session}$ ")
+        if line is None or line.strip() == "exit":
+            return code
+        if line.strip():
+            result = await sandbox.run_shell(line, session=session, user=user, on_output=_show)
+            code = exit_code(result)
 
 
 def _prompt(text: str) -> str | None:

@@ -19,7 +19,7 @@ import msgspec
 import typer
 import typer.core
 
-from libdsec import DSecClient, DSecError, InvalidRequest
+from libdsec import DSecClient, DSecError, ExecResult, InvalidRequest
 
 TIMED_OUT = 124
 FAILED = 125
@@ -69,6 +69,13 @@ def run(work: Callable[[], Coroutine[Any, Any, int | None]], *, as_json: bool = 
         leave(FAILED)
     else:
         leave(code)
+
+
+def exit_code(result: ExecResult) -> int:
+    """The command's own, or 124 for a time-out."""
+    if result.timed_out:
+        return TIMED_OUT
+    return 1 if result.exit_code is None else result.exit_code
 
 
 def fail(error: DSecError, *, as_json: bool) -> None:

@@ -10,8 +10,9 @@ this one 7 (docs/adr/0002), and frames of one operation must be taken in order.
 
 Exactly once: before a command runs, its operation id and the request's hash are in the
 journal, and its result follows. The same id again attaches to the running command, or
-repeats the result; with other content it is a conflict. Where the edge died in between
-the outcome is unknown and said to be so: it never runs twice.
+repeats the result; with other content it is a conflict. Where the edge ended in between,
+the command that goes on in the sandbox is followed again; where nobody knows it any more
+its outcome is unknown and said to be so: it never runs twice.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ from nats.errors import Error as NatsError
 
 from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
-from schemas.exec import HEADER_OFFSET, KEEPALIVE_S, ExecReply
+from schemas.exec import HEADER_HAVE, HEADER_OFFSET, KEEPALIVE_S, ExecReply
 from services.edge import calls, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
+from services.edge.drivers.base import Resumable
 from services.edge.finished import Finished
 from services.edge.journal import Journal
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
 from services.edge.supervisor import Supervisor
-from services.edge.verbs import VERBS, Verb
+from services.edge.verbs import VERBS, Verb, resume_exec
 from shared import ids, lifecycle, telemetry
 from shared.bus import HEADER_BYTES, Bus
 from shared.clock import Clock
@@ -82,6 +84,7 @@ class Door:
         self._finished = Finished(clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def open(self, bus: Bus) -> None:
         """Listens on a (new) connection."""
@@ -90,12 +93,15 @@ class Door:
             self._ticker = asyncio.create_task(self._tick(), name="door")
 
     async def close(self) -> None:
-        """Ends what runs, with an answer."""
+        """Ends what runs, with an answer. Commands that can be resumed go on: their
+        clients are told to ask again."""
+        self._closing = True
         if self._ticker:
             self._ticker.cancel()
+        self._supervisor.let_go()
         error = Internal("the edge ended while this operation ran", cause="runtime")
         for op in list(self._running.values()):
-            op.abort(error)
+            op.leave() if op.stays else op.abort(error)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=RETRY_AFTER_S * 4)
 
@@ -137,16 +143,22 @@ class Door:
             self._refuse(call, verb, msg, exc)
 
     def _admit(self, call: Call, verb: Verb, request: Any, msg: Msg) -> None:
+        if self._closing:
+            raise Unavailable("the edge is ending", retry_after_s=RETRY_AFTER_S)
         sandbox = self._supervisor.find(call.project, call.uid)
         if sandbox is None:  # the same text whether it is another's or nobody's
             raise NotFound(f"no sandbox {call.uid} on {self._node}", field="uid")
         key = (call.uid, request.op_id)
-        hash_ = calls.fingerprint(call, msg.data)
+        joins = getattr(request, "attach", False)
+        hash_ = b"" if joins else calls.fingerprint(call, msg.data)
         known = self._running.get(key) or self._finished.get(key)
         if known is not None:
-            if known.hash != hash_:
+            if known.call.principal != call.principal:
+                raise NotFound("no such operation of this principal", field="op_id")
+            if hash_ and known.hash and known.hash != hash_:
                 raise Conflict("this op_id was used for another request", field="op_id")
-            self._spawn(known.attach(msg.reply))
+            again = known.join(msg.reply, request.offset) if joins else known.attach(msg.reply)
+            self._spawn(again)
             return
         if sandbox.busy >= self._ops_per_sandbox:
             raise _full(f"{sandbox.busy} operations run in this sandbox")
@@ -156,6 +168,8 @@ class Door:
             call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
             clock=self._clock,
         )  # fmt: skip
+        op.stays = verb.reply is ExecReply and isinstance(sandbox.driver, Resumable)
+        op.have = _have((msg.headers or {}).get(HEADER_HAVE))
         self._running[key] = op
         if verb.wakes:  # looking at a sandbox is no activity
             sandbox.enter(op, op.abort)
@@ -171,6 +185,7 @@ class Door:
         error: DsecError | None = None
         reply: Any = None
         try:
+            op.enter()
             with telemetry.span(f"edge {op.call.verb}", parents=[trace]):
                 reply = await self._once(op, sandbox, verb, request)
         except asyncio.CancelledError:
@@ -195,10 +210,20 @@ class Door:
             await sandbox.ready()
         if verb.once(request):
             uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
-            row = await self._journal.run(lambda db: records.begin_exec(db, uid, op_id, hash_, now))
+            joins = not hash_
+            row = await self._journal.run(
+                lambda db: (
+                    records.find_exec(db, uid, op_id)
+                    if joins
+                    else records.begin_exec(db, uid, op_id, hash_, now)
+                )
+            )
+            if row is None and joins:
+                raise NotFound(f"no operation {op_id} in this sandbox", field="op_id")
             if row is not None:
+                op.hash = op.hash or row.hash
                 op.begun = True
-                return _repeated(row, op, verb)
+                return await _repeated(row, op, sandbox, verb, request)
             op.claimed = True
         op.begun = True
         return await verb.run(sandbox, request, op)
@@ -206,6 +231,8 @@ class Door:
     def _cut_short(self, op: Operation, verb: Verb) -> tuple[DsecError | None, Any]:
         if op.aborted is not None:
             return op.aborted, None
+        if op.left:
+            return Unavailable("the edge is ending", retry_after_s=RETRY_AFTER_S), None
         if verb.reply is not ExecReply:
             return Conflict("cancelled by the client", cause="cancelled"), None
         return None, ExecReply(
@@ -228,7 +255,9 @@ class Door:
         op.kept.clear()
         changes = []
         if op.claimed:
-            if _did_not_begin(error):  # then the same operation may be tried again
+            if _did_not_begin(error) and (op.left or op.resumed):
+                pass  # it goes on: whoever asks again follows it
+            elif _did_not_begin(error):  # then the same operation may be tried again
                 changes.append(records.exec_dropped(*key))
             else:
                 changes.append(records.exec_ended(*key, _recorded(op, reply, final)))
@@ -321,15 +350,30 @@ def _did_not_begin(error: DsecError | None) -> bool:
     return isinstance(error, Unavailable | CapacityExhausted)
 
 
-def _repeated(row: records.ExecRow, op: Operation, verb: Verb) -> Any:
+def _have(text: str | None) -> tuple[int, int]:
+    """What output a client has that asks again."""
+    counts = (text or "0 0").split(" ")
+    if len(counts) != 2 or not all(c.isdigit() and len(c) < 20 for c in counts):
+        raise InvalidRequest("two decimal numbers", field=HEADER_HAVE)
+    return int(counts[0]), int(counts[1])
+
+
+async def _repeated(
+    row: records.ExecRow, op: Operation, sandbox: Sandbox, verb: Verb, request: Any
+) -> Any:
+    """The answer to an operation that is in the journal: its reply, or that of the
+    command that goes on in the sandbox."""
     if row.hash != op.hash:
         raise Conflict("this op_id was used for another request", field="op_id")
-    if row.reply is None:
+    if row.reply is not None:
+        return msgspec.json.decode(row.reply, type=verb.reply)
+    reply = await resume_exec(sandbox, request, op) if verb.reply is ExecReply else None
+    if reply is None:
         raise Internal(
             "the edge restarted while this command ran: its outcome is unknown",
             cause="runtime",
         )
-    return msgspec.json.decode(row.reply, type=verb.reply)
+    return reply
 
 
 def _recorded(op: Operation, reply: Any, final: bytes) -> bytes:

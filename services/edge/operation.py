@@ -6,7 +6,8 @@ not own: what the operation does (verbs), whether it may (door).
 Output that the client has not confirmed is kept, at most ``WINDOW_BYTES``: so a client
 whose connection broke attaches again with the same operation id and is sent it again.
 Every output frame says at which offset it begins (header ``Dsec-Offset``), the final one
-how much there was: a frame lost on the way is noticed.
+how much there was: a frame lost on the way is noticed. Some of what was confirmed is
+kept too, for another client that joins.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from schemas.base import HEADER_FRAME
-from schemas.exec import CHUNK_BYTES, HEADER_OFFSET, WINDOW_BYTES
+from schemas.base import HEADER_FRAME, encode
+from schemas.exec import CHUNK_BYTES, HANGUP_S, HEADER_OFFSET, WINDOW_BYTES, ExecReply
 from services.edge.calls import Call
-from services.edge.drivers.base import Stream
+from services.edge.drivers.base import Resize, Stream
 from shared.clock import Clock
-from shared.errors import DeadlineExceeded, DsecError, InvalidRequest
+from shared.errors import Conflict, DeadlineExceeded, DsecError, InvalidRequest
+from shared.wire import to_wire
 
 STALL_S = 300.0
 """Longest wait for a client that confirms no output."""
 ACK_EVERY_BYTES = WINDOW_BYTES // 4
+RETAINED_BYTES = 1024 * 1024
+"""Confirmed output that is kept for a client that joins."""
 MAX_CONTROL = 64
 FRAME_OF: dict[str, str] = {"stdout": "o", "stderr": "e"}
 SIGNALS = frozenset(
@@ -34,6 +38,8 @@ SIGNALS = frozenset(
     }
 )  # fmt: skip
 
+Frame = tuple[int, str, bytes]
+"""Offset, kind and content of a frame of output."""
 Send = Callable[[str, bytes, dict[str, str]], Awaitable[None]]
 
 
@@ -52,6 +58,12 @@ class Operation:
         self.cancelled = False
         self.begun = False
         self.claimed = False  # its intent is in the journal
+        self.resumed = False  # it was begun by an earlier edge process
+        self.stays = False  # its command may outlive this process
+        self.left = False  # and does
+        self.takes_input = False
+        self.terminal = False  # a silent client has hung up
+        self.have = (0, 0)  # bytes of both streams that the client says it has
         self.final: bytes | None = None
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self.taken = 0
@@ -61,16 +73,23 @@ class Operation:
         self._sent_at = clock.monotonic()
         self._sent = self._confirmed = 0
         self.streamed: dict[str, int] = {"o": 0, "e": 0}
-        self._unconfirmed: deque[tuple[int, str, bytes]] = deque()  # (offset, frame, data)
+        self._unconfirmed: deque[Frame] = deque()
+        self._retained: deque[Frame] = deque()
+        self._retained_bytes = 0
+        self._skip: dict[str, int] = {"stdout": 0, "stderr": 0}
+        self._heard_at = self._sent_at
         self._room = asyncio.Event()
         self._input: deque[bytes] = deque()
         self._queued = 0
         self._eof = False
+        self._whole: bytes | None = None  # all input, where it came with the request
         self._hole = False
+        self._moved = self._entered = False
         self._wants_input = False
         self._told_taken = 0
         self._arrived = asyncio.Event()
-        self._control: asyncio.Queue[str] = asyncio.Queue(MAX_CONTROL)
+        self._control: asyncio.Queue[str | None] = asyncio.Queue(MAX_CONTROL)
+        self._size: Resize | None = None
 
     # -- out ----------------------------------------------------------------------
 
@@ -80,6 +99,9 @@ class Operation:
         if not self.streaming:
             self.kept[stream] += data
             return
+        if skip := min(self._skip[stream], len(data)):
+            self._skip[stream] -= skip
+            data = data[skip:]
         for start in range(0, len(data), CHUNK_BYTES):
             await self._frame(FRAME_OF[stream], bytes(data[start : start + CHUNK_BYTES]))
 
@@ -107,7 +129,8 @@ class Operation:
     async def attach(self, reply_to: str) -> None:
         """Answers go to another connection of the same client from here on."""
         async with self._sending:
-            self.reply_to = reply_to
+            self._heard_at = self._clock.monotonic()
+            await self._move(reply_to)
             for offset, frame, data in self._unconfirmed:
                 await self._send(frame, data, {HEADER_OFFSET: str(offset)})
             if self.final is not None:
@@ -121,11 +144,64 @@ class Operation:
             elif not self._unconfirmed:
                 await self._send("k", b"")
 
+    async def join(self, reply_to: str, offset: int) -> None:
+        """Answers go to a client that knows nothing but the operation's id: whether it
+        takes input and from which count on, then retained output from ``offset`` on."""
+        async with self._sending:
+            self._heard_at = self._clock.monotonic()
+            self._moved, self._hole = True, False
+            await self._move(reply_to)
+            if self.final is None and self._wants_input and not self._eof:
+                await self._send("r", b"")
+                await self._send("a", str(self.taken + self._queued).encode())
+            else:
+                await self._send("k", b"")
+            for at, frame, data in (*self._retained, *self._unconfirmed):
+                if at + len(data) > offset:
+                    await self._send(frame, data, {HEADER_OFFSET: str(at)})
+            if self.final is not None:
+                await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
+        self._confirm(offset)
+
+    async def resumes(self, *, taken: int, terminal: bool) -> None:
+        """Its command comes from an earlier edge process. Output goes on after what the
+        client has (all of it comes again, of a terminal only what is new), input after
+        the ``taken`` bytes."""
+        self._sent = self._confirmed = sum(self.have)
+        self.streamed = {"o": self.have[0], "e": self.have[1]}
+        self.terminal = terminal
+        if self.streaming and not terminal:
+            self._skip = {"stdout": self.have[0], "stderr": self.have[1]}
+        if not self.takes_input:
+            return
+        if self._whole is not None:
+            self._input.clear()
+            self.preset(self._whole[taken:])
+            return
+        self.taken = self._told_taken = taken
+        self._wants_input = True
+        await self._send("r", b"")
+        await self._send("a", str(taken).encode())
+
+    async def _move(self, reply_to: str) -> None:
+        """Once a client has joined, the one that loses the operation is told so. Where
+        it is the same client, nobody listens on its old subject any more."""
+        old, self.reply_to = self.reply_to, reply_to
+        if self._moved and self.final is None:
+            error = to_wire(Conflict("another client attached to this operation", field="op_id"))
+            final = encode(ExecReply(op_id=self.op_id, error=error))
+            await self._publish(old, final, {HEADER_FRAME: "x"})
+
     async def keep_alive(self, silent_s: float) -> None:
-        """A sign of life, where nothing was sent for ``silent_s``."""
+        """A sign of life, where nothing was sent for ``silent_s``. A client at a terminal
+        gives one back, or has hung up."""
         if self._hole or self.final is not None:
             return
-        if self._clock.monotonic() - self._sent_at >= silent_s:
+        now = self._clock.monotonic()
+        unheard_s = now - self._heard_at if self.terminal else 0.0
+        if unheard_s >= HANGUP_S:
+            self.cancel()
+        elif now - self._sent_at >= silent_s or unheard_s >= silent_s:
             await self._send("k", b"")
 
     async def _send(self, frame: str, data: bytes, more: dict[str, str] | None = None) -> None:
@@ -135,19 +211,22 @@ class Operation:
     @property
     def held_bytes(self) -> int:
         """Output kept for a client that may come back."""
-        return self._sent - self._confirmed + len(self.final or b"")
+        return self._sent - self._confirmed + self._retained_bytes + len(self.final or b"")
 
     # -- in -----------------------------------------------------------------------
 
     def received(self, frame: str, data: bytes, offset: int | None = None) -> None:
         """A frame from the client; ``offset`` says where input belongs. Raises
         ``InvalidRequest`` for one that breaks the rules."""
+        self._heard_at = self._clock.monotonic()
         if frame in ("i", "f"):
             self._input_frame(data, offset, end=frame == "f")
         elif frame == "w":
             self._confirm(_count(data))
         elif frame == "s":
             self._signal(data.decode("ascii", "replace").upper().removeprefix("SIG"))
+        elif frame == "z":
+            self._resize(data)
         elif frame == "c":
             self.cancel()
         else:
@@ -181,8 +260,14 @@ class Operation:
             offset, _, data = self._unconfirmed[0]
             if offset + len(data) > self._confirmed:
                 break
-            self._unconfirmed.popleft()
+            self._retain(self._unconfirmed.popleft())
         self._room.set()
+
+    def _retain(self, frame: Frame) -> None:
+        self._retained.append(frame)
+        self._retained_bytes += len(frame[2])
+        while self._retained_bytes > RETAINED_BYTES:
+            self._retained_bytes -= len(self._retained.popleft()[2])
 
     def _signal(self, name: str) -> None:
         if name not in SIGNALS:
@@ -191,8 +276,21 @@ class Operation:
             raise InvalidRequest("too many signals wait", field="signal")
         self._control.put_nowait(name)
 
+    def _resize(self, data: bytes) -> None:
+        rows, sign, cols = data.partition(b" ")
+        size = Resize(_count(rows), _count(cols if sign else b""))
+        if not (0 < size.rows < 1 << 16 and 0 < size.cols < 1 << 16):
+            raise InvalidRequest("a terminal's size is out of bounds", field="pty")
+        waits, self._size = self._size is not None, size
+        if waits:
+            return  # the newest of those that wait is enough
+        if self._control.full():
+            raise InvalidRequest("too many signals wait", field="signal")
+        self._control.put_nowait(None)
+
     def preset(self, data: bytes) -> None:
         """All input there will be."""
+        self._whole = data
         if data:
             self._input.append(data)
             self._queued = len(data)
@@ -221,23 +319,41 @@ class Operation:
             self._arrived.clear()
             await self._arrived.wait()
 
-    async def control(self) -> AsyncIterator[str]:
-        """Signals for the command."""
+    async def control(self) -> AsyncIterator[str | Resize]:
+        """Signals for the command and sizes of its terminal."""
         while True:
-            yield await self._control.get()
+            order = await self._control.get()
+            if order is not None:
+                yield order
+            elif self._size is not None:
+                size, self._size = self._size, None
+                yield size
 
     # -- its end ------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Its task runs. One that is cancelled before would never do its work's end."""
+        self._entered = True
+        if self.cancelled or self.left or self.aborted is not None:
+            raise asyncio.CancelledError
 
     def cancel(self) -> None:
         """The client gives it up."""
         self.cancelled = True
-        if self.task:
-            self.task.cancel()
+        self._interrupt()
+
+    def leave(self) -> None:
+        """This process ends, its command goes on."""
+        self.left = True
+        self._interrupt()
 
     def abort(self, error: DsecError) -> None:
         """It can't go on: the final reply will be ``error``."""
         self.aborted = self.aborted or error
-        if self.task:
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self.task and self._entered:
             self.task.cancel()
 
 

@@ -242,9 +242,14 @@ def begin_exec(
     """Records an intent; the row that was there already, if there was one."""
     if db.execute(*exec_begun(uid, op_id, hash_, at)).rowcount:
         return None
+    return find_exec(db, uid, op_id)
+
+
+def find_exec(db: sqlite3.Connection, uid: str, op_id: str) -> ExecRow | None:
+    """What is known of an operation."""
     query = "select hash, reply from exec where uid = ? and op_id = ?"
-    hash_, reply = db.execute(query, (uid, op_id)).fetchone()
-    return ExecRow(bytes(hash_), None if reply is None else bytes(reply))
+    row = db.execute(query, (uid, op_id)).fetchone()
+    return row and ExecRow(bytes(row[0]), None if row[1] is None else bytes(row[1]))
 
 
 def _handle_text(handle: Handle) -> str:

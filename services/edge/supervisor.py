@@ -23,7 +23,7 @@ from schemas.sandbox import EdgeOp, EdgeOpItem, EdgeStart, Observation, StartIte
 from services.edge import records, rules
 from services.edge.actor import Context, Sandbox
 from services.edge.admission import Amount, Limits, Measured, admit
-from services.edge.drivers.base import BackendReport, Driver, Exited
+from services.edge.drivers.base import BackendReport, Driver, Exited, Resumable
 from services.edge.ending import Ending
 from services.edge.journal import Journal
 from services.edge.layers.locate import Locator
@@ -141,6 +141,13 @@ class Supervisor:
         sandbox = self.sandboxes.get(item.uid)
         if sandbox is not None:
             self._apply(sandbox, verb, item)
+
+    def let_go(self) -> None:
+        """The edge is about to end: what ends from now on leaves its command running,
+        where the driver can resume it."""
+        for driver in self._drivers.values():
+            if isinstance(driver, Resumable):
+                driver.let_go()
 
     async def close(self) -> None:
         """Sandboxes live on; starts in flight are undone and begin again next time."""

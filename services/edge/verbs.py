@@ -22,7 +22,15 @@ from schemas.exec import (
     InfoRequest,
 )
 from services.edge.actor import Sandbox
-from services.edge.drivers.base import ExecSpec, FileInfo, Files, Handle
+from services.edge.drivers.base import (
+    ExecOutcome,
+    ExecSpec,
+    FileInfo,
+    Files,
+    Handle,
+    Resize,
+    Resumable,
+)  # fmt: skip
 from services.edge.operation import Operation
 from shared.errors import Internal, InvalidRequest, SandboxDied, Unsupported
 
@@ -51,10 +59,14 @@ class Verb:
 
 def check_exec(request: ExecRequest) -> None:
     """Raises ``InvalidRequest`` naming the field."""
+    if request.attach:
+        return
     if (request.argv is None) == (request.shell is None):
         raise InvalidRequest("exactly one of argv and shell", field="argv")
     if request.session is not None and request.shell is None:
         raise InvalidRequest("a session runs shell commands", field="session")
+    if request.pty is not None and (request.session is not None or not request.stream):
+        raise InvalidRequest("a terminal is streamed, and no session has one", field="pty")
     if request.stdin and request.stdin_data is not None:
         raise InvalidRequest("either input frames or stdin_data", field="stdin_data")
     if any("\0" in arg for arg in request.argv or ()) or "\0" in (request.shell or ""):
@@ -64,7 +76,7 @@ def check_exec(request: ExecRequest) -> None:
 async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> ExecReply:
     """Runs a command; see :class:`schemas.exec.ExecRequest`."""
     handle = sandbox.present()
-    op.streaming = request.stream
+    op.streaming, op.terminal = request.stream, request.pty is not None
     if request.stdin_data is not None:
         op.preset(request.stdin_data)
     elif request.stdin:
@@ -76,16 +88,34 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
         async with asyncio.timeout(limit_s):
             outcome = await sandbox.driver.exec(handle, spec, op)
     except TimeoutError:
-        return ExecReply(
-            op_id=request.op_id, signal="KILL", timed_out=True, seq=seq, epoch=sandbox.epoch,
-            stdout=bytes(op.kept["stdout"]), stderr=bytes(op.kept["stderr"]),
-        )  # fmt: skip
+        outcome = ExecOutcome(None, signal="KILL", timed_out=True)
+    return _exec_reply(sandbox, op, outcome, seq)
+
+
+def _exec_reply(sandbox: Sandbox, op: Operation, outcome: ExecOutcome, seq: int) -> ExecReply:
     return ExecReply(
-        op_id=request.op_id, exit_code=outcome.exit_code, signal=outcome.signal,
+        op_id=op.op_id, exit_code=outcome.exit_code, signal=outcome.signal,
         timed_out=outcome.timed_out, oom_killed=outcome.oom_killed,
         truncated=outcome.truncated, duration_s=outcome.duration_s, seq=seq,
         epoch=sandbox.epoch, stdout=bytes(op.kept["stdout"]), stderr=bytes(op.kept["stderr"]),
     )  # fmt: skip
+
+
+async def resume_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> ExecReply | None:
+    """Follows a command of an earlier edge process; ``None`` where nobody knows it. Who
+    attaches by its id alone gets it as a stream, with input."""
+    driver = sandbox.driver
+    if not isinstance(driver, Resumable):
+        return None
+    handle = sandbox.present()
+    op.streaming = request.stream or request.attach
+    op.resumed = op.claimed = True
+    op.takes_input = request.attach or request.stdin or request.stdin_data is not None
+    if request.stdin_data is not None:
+        op.preset(request.stdin_data)
+    seq = sandbox.next_seq()
+    outcome = await driver.resume_exec(handle, op.op_id, op, stdin=op.takes_input)
+    return None if outcome is None else _exec_reply(sandbox, op, outcome, seq)
 
 
 def _exec_spec(request: ExecRequest) -> ExecSpec:
@@ -97,6 +127,7 @@ def _exec_spec(request: ExecRequest) -> ExecSpec:
         cwd=request.cwd, env=request.env, user=request.user, timeout_s=request.timeout_s,
         output_limit_bytes=limit, merge=request.merge,
         stdin=request.stdin or request.stdin_data is not None,
+        pty=Resize(*request.pty) if request.pty else None,
     )  # fmt: skip
 
 

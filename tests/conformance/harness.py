@@ -112,6 +112,9 @@ class Recorder:
         for chunk in self.stdin:
             yield chunk
 
+    async def resumes(self, *, taken: int, terminal: bool) -> None:
+        pass
+
     async def control(self) -> AsyncIterator[str]:
         while True:
             yield await self.signals.get()

@@ -27,6 +27,7 @@ HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both s
 EVENTS_MAX = 4096  # of one operation, however small
 
 OnOutput = Callable[[int, bytes], Awaitable[None]]
+Control = AsyncIterator[tuple[int, bytes]]  # frames for a running operation: type, payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,14 @@ class CgroupFds:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An operation the agent knows."""
+    """An operation the agent knows; ``taken``: the bytes of input it was given;
+    ``terminal``: whether it is on one."""
 
     id: int
     key: str
     done: bool
+    taken: int = 0
+    terminal: bool = False
 
 
 class _Operation:
@@ -91,6 +95,7 @@ class AgentClient(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._on_lost: Callable[[], None] | None = None
         self.lost = False
+        self.leaving = False  # what runs goes on when its follower is cancelled
 
     @classmethod
     async def connect(
@@ -204,16 +209,13 @@ class AgentClient(asyncio.Protocol):
             type_, value = await op.next()
             if type_ == Msg.ERROR:
                 raise value
-            return [
-                Listed(r.number(Tag.OP_ID), r.text(Tag.KEY), r.text(Tag.STATE) == "done")
-                for r in wire.split_records(value, Tag.OP_ID)
-            ]
+            return [_listed(r) for r in wire.split_records(value, Tag.OP_ID)]
         finally:
             self._ops.pop(op.id, None)
 
     async def run(
         self, type_: int, payload: bytes, on_output: OnOutput,
-        *, stdin: AsyncIterator[bytes] | None = None, control: AsyncIterator[int] | None = None,
+        *, stdin: AsyncIterator[bytes] | None = None, control: Control | None = None,
     ) -> Fields:  # fmt: skip
         """Starts an operation and follows it to its result. Cancelling kills its tree
         and waits (bounded) until it is dead. Raises the agent's typed error."""
@@ -221,22 +223,26 @@ class AgentClient(asyncio.Protocol):
         self._send(type_, op.id, payload)
         return await self._follow(op, on_output, stdin, control)
 
-    async def attach(self, op_id: int, on_output: OnOutput) -> Fields:
+    async def attach(
+        self, op_id: int, on_output: OnOutput,
+        *, stdin: AsyncIterator[bytes] | None = None, control: Control | None = None,
+    ) -> Fields:  # fmt: skip
         """Follows an operation started by an earlier connection: its retained output
-        from the beginning, then its result."""
+        from the beginning, then its result. ``stdin`` goes on after what it has taken."""
         op = self._ops[op_id] = _Operation(op_id)
+        op.stdin_credit = 0  # the agent answers with all there is
         self._send(Msg.ATTACH, op_id)
-        return await self._follow(op, on_output, None, None)
+        return await self._follow(op, on_output, stdin, control)
 
     async def _follow(
         self, op: _Operation, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
-        control: AsyncIterator[int] | None,
+        control: Control | None,
     ) -> Fields:  # fmt: skip
         pumps = []
+        if control is not None:  # first: a size comes before what is typed after it
+            pumps.append(asyncio.ensure_future(self._pump_control(op, control)))
         if stdin is not None:
             pumps.append(asyncio.ensure_future(self._pump_stdin(op, stdin)))
-        if control is not None:
-            pumps.append(asyncio.ensure_future(self._pump_signals(op, control)))
         try:
             return await self._events(op, on_output, pumps)
         except BaseException:
@@ -246,7 +252,7 @@ class AgentClient(asyncio.Protocol):
             for pump in pumps:
                 pump.cancel()
             self._ops.pop(op.id, None)
-            if not self.lost:
+            if not self.lost and not self.leaving:
                 self._send(Msg.ACK, op.id)
 
     async def _events(
@@ -271,7 +277,7 @@ class AgentClient(asyncio.Protocol):
 
     async def _kill(self, op: _Operation) -> None:
         """Ends what still runs and waits for the agent's word that it is gone."""
-        if self.lost or any(t != Msg.DATA for t, _ in op.events):
+        if self.lost or self.leaving or any(t != Msg.DATA for t, _ in op.events):
             return
         self._send(Msg.KILL, op.id)
         try:
@@ -302,9 +308,9 @@ class AgentClient(asyncio.Protocol):
             raise
         self._send(Msg.EOF, op.id)
 
-    async def _pump_signals(self, op: _Operation, numbers: AsyncIterator[int]) -> None:
-        async for number in numbers:
-            self._send(Msg.SIGNAL, op.id, bytes([number]))
+    async def _pump_control(self, op: _Operation, frames: Control) -> None:
+        async for type_, payload in frames:
+            self._send(type_, op.id, payload)
 
 
 async def started(attempt: Callable[[], Awaitable[Fields]]) -> Fields:
@@ -317,6 +323,13 @@ async def started(attempt: Callable[[], Awaitable[Fields]]) -> Fields:
             if err.details.get("errno") != "ECHILD":
                 raise
     return await attempt()
+
+
+def _listed(record: Fields) -> Listed:
+    return Listed(
+        record.number(Tag.OP_ID), record.text(Tag.KEY), record.text(Tag.STATE) == "done",
+        record.number(Tag.TAKEN), bool(record.number(Tag.ROWS)),
+    )  # fmt: skip
 
 
 def error_of(fields: Fields) -> DsecError:

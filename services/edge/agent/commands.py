@@ -7,15 +7,24 @@ connection (:mod:`services.edge.agent.client`). Used by every backend with an ag
 from __future__ import annotations
 
 import signal
+import struct
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 
 from services.edge.agent import wire
-from services.edge.agent.client import AgentClient, started
+from services.edge.agent.client import AgentClient, Control, started
 from services.edge.agent.wire import Fields, Msg, Tag
-from services.edge.drivers.base import ExecIO, ExecOutcome, ExecSpec, Stream
+from services.edge.drivers.base import (
+    ExecIO,
+    ExecOutcome,
+    ExecSpec,
+    Resize,
+    ResumeIO,
+    Stream,
+)  # fmt: skip
 from shared.errors import InvalidRequest
 
+SIZE_MAX = 65_535  # rows or columns
 SPEC_BYTES_MAX = wire.FRAME_BYTES_MAX - 1024
 STREAMS: Mapping[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
 
@@ -45,6 +54,8 @@ def exec_payload(spec: ExecSpec, defaults: Defaults) -> bytes:
         parts.append(wire.field(Tag.TIMEOUT_NS, max(1, int(spec.timeout_s * 1e9))))
     if spec.session is not None:
         parts.append(wire.field(Tag.SESSION, spec.session))
+    if spec.pty is not None:
+        parts += _terminal(spec, spec.pty)
     if spec.shell is not None:
         parts.append(wire.field(Tag.SHELL, spec.shell))
     parts += [wire.field(Tag.ARGV, a) for a in spec.argv or ()]
@@ -59,6 +70,27 @@ def exec_payload(spec: ExecSpec, defaults: Defaults) -> bytes:
             field="shell" if spec.shell is not None else "argv",
         )
     return payload
+
+
+def _terminal(spec: ExecSpec, size: Resize) -> list[bytes]:
+    if spec.session is not None:
+        raise InvalidRequest("a session has no terminal", field="pty")
+    check_size(size)
+    return [wire.field(Tag.ROWS, size.rows), wire.field(Tag.COLS, size.cols)]
+
+
+def check_size(size: Resize) -> None:
+    """Raises ``InvalidRequest`` for a size that no terminal has."""
+    if not (0 < size.rows <= SIZE_MAX and 0 < size.cols <= SIZE_MAX):
+        raise InvalidRequest(f"a terminal has 1 to {SIZE_MAX} rows and columns", field="pty")
+
+
+def control_frame(order: str | Resize) -> tuple[int, bytes]:
+    """The frame (type, payload) of a signal or a new size. Raises ``InvalidRequest``."""
+    if isinstance(order, Resize):
+        check_size(order)
+        return Msg.RESIZE, struct.pack("<HH", order.rows, order.cols)
+    return Msg.SIGNAL, bytes([signal_number(order)])
 
 
 def outcome_of(result: Fields) -> ExecOutcome:
@@ -94,9 +126,9 @@ def signal_number(name: str) -> int:
         raise InvalidRequest(f"unknown signal {name!r}", field="signal") from None
 
 
-async def _numbers(names: AsyncIterator[str]) -> AsyncIterator[int]:
-    async for name in names:
-        yield signal_number(name)
+async def _frames(orders: AsyncIterator[str | Resize]) -> Control:
+    async for order in orders:
+        yield control_frame(order)
 
 
 async def run_command(
@@ -111,7 +143,7 @@ async def run_command(
     def attempt() -> Awaitable[Fields]:
         return agent.run(
             Msg.EXEC, payload, on_output,
-            stdin=io.input() if spec.stdin else None, control=_numbers(io.control()),
+            stdin=io.input() if spec.stdin else None, control=_frames(io.control()),
         )  # fmt: skip
 
     # input that was sent cannot be had again
@@ -119,7 +151,9 @@ async def run_command(
     return outcome_of(result)
 
 
-async def resume_command(agent: AgentClient, key: str, io: ExecIO) -> ExecOutcome | None:
+async def resume_command(
+    agent: AgentClient, key: str, io: ResumeIO, *, stdin: bool = False
+) -> ExecOutcome | None:
     """Follows the command ``key`` again after the edge restarted: its retained output
     from the start, then its outcome; ``None`` when the agent does not know it."""
     known = [op for op in await agent.list() if op.key == key]
@@ -129,4 +163,9 @@ async def resume_command(agent: AgentClient, key: str, io: ExecIO) -> ExecOutcom
     async def on_output(stream: int, data: bytes) -> None:
         await io.output(STREAMS[stream], data)
 
-    return outcome_of(await agent.attach(known[0].id, on_output))
+    await io.resumes(taken=known[0].taken, terminal=known[0].terminal)
+    result = await agent.attach(
+        known[0].id, on_output,
+        stdin=io.input() if stdin else None, control=_frames(io.control()),
+    )  # fmt: skip
+    return outcome_of(result)

@@ -38,6 +38,7 @@ class Msg(IntEnum):
     ATTACH = 10
     ACK = 11
     FILE = 12
+    RESIZE = 13
     RESULT = 20
     ERROR = 21
     OK = 22
@@ -56,6 +57,8 @@ class Tag(IntEnum):
     MERGE = 9
     STDIN = 10
     SESSION = 11
+    ROWS = 12
+    COLS = 13
     FOP = 20
     PATH = 21
     DST = 22
@@ -96,6 +99,7 @@ class Tag(IntEnum):
     HAS_OOM = 85
     OP_ID = 90
     STATE = 91
+    TAKEN = 92
 
 
 class FileOp(IntEnum):

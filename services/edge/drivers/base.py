@@ -118,12 +118,23 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """The size of a terminal, both at least 1."""
+
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExecSpec:
     """One command. Exactly one of ``argv`` and ``shell`` is set; ``shell`` is run
     by ``/bin/sh -c`` (or as the next command of ``session`` when that is set).
     ``timeout_s`` is enforced inside the sandbox and kills the whole tree.
     ``output_limit_bytes`` is the budget of *each* stream: head and tail are kept,
-    the middle is dropped and counted."""
+    the middle is dropped and counted. ``pty`` puts the command on a controlling
+    terminal of that size from its first moment on: its output is one stream
+    (``stdout``), waits for a slow reader and is not dropped; the end of input is typed
+    (end-of-file character). Without the feature ``pty``: ``Unsupported``."""
 
     op_id: str
     argv: Sequence[str] | None = None
@@ -136,6 +147,7 @@ class ExecSpec:
     output_limit_bytes: int = 10 * 1024 * 1024
     merge: bool = False
     stdin: bool = False
+    pty: Resize | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +182,20 @@ class ExecIO(Protocol):
         """Chunks for stdin; its end closes stdin. Used when ``spec.stdin``."""
         ...
 
-    def control(self) -> AsyncIterator[str]:
-        """Signal names to send to the command (``TERM``, ``KILL`` …, ``0``)."""
+    def control(self) -> AsyncIterator[str | Resize]:
+        """Signal names to send to the command (``TERM``, ``KILL`` …; ``0`` only asks
+        whether it is there) and sizes of its terminal, in order. None is lost, however
+        early it comes."""
+        ...
+
+
+@runtime_checkable
+class ResumeIO(ExecIO, Protocol):
+    """The supervisor's side of a command that is followed again."""
+
+    async def resumes(self, *, taken: int, terminal: bool) -> None:
+        """Told before anything else: the command was given ``taken`` bytes of input;
+        on a ``terminal`` only new output comes."""
         ...
 
 
@@ -283,6 +307,24 @@ class Files(Protocol):
     ) -> None: ...
 
     async def move(self, handle: Handle, src: str, dst: str, *, user: str | None) -> None: ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """Optional: commands that outlive the edge process."""
+
+    async def resume_exec(
+        self, handle: Handle, op_id: str, io: ResumeIO, *, stdin: bool = False
+    ) -> ExecOutcome | None:
+        """Follows a command of an earlier edge process: its retained output from the
+        start (a terminal's: what comes from now on), then its outcome. ``None`` when
+        nobody knows it: then it did not run, or its outcome is lost."""
+        ...
+
+    def let_go(self) -> None:
+        """The edge ends: from now on cancelling :meth:`Driver.exec` leaves the command
+        running, to be resumed."""
+        ...
 
 
 @runtime_checkable

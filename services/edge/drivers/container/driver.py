@@ -37,6 +37,7 @@ from services.edge.drivers.base import (
     Handle,
     Inspection,
     OnExit,
+    ResumeIO,
     StartSpec,
     Usage,
 )  # fmt: skip
@@ -105,7 +106,7 @@ class ContainerDriver(FilesOfAgent):
         yes = Feature(True)
         limited = Feature(True, f"cgroup {cgroups.mode}")
         features = {
-            "exec": yes, "files": yes, "sessions": yes, "memory_limit": limited,
+            "exec": yes, "files": yes, "sessions": yes, "pty": yes, "memory_limit": limited,
             "cpu_limit": limited, "pids_limit": limited, "network_deny": Feature(True, NO_NETWORK),
             "network_allow": Feature(False, "containers have no network yet"),
             "disk_limit": Feature(False, "no quota on writable layers"),
@@ -240,10 +241,18 @@ class ContainerDriver(FilesOfAgent):
         except Unavailable as err:
             raise await self._explain(sandbox, err) from err
 
-    async def resume_exec(self, handle: Handle, op_id: str, io: ExecIO) -> ExecOutcome | None:
-        """Follows a command of an earlier edge process again, from its retained output's
-        start; ``None`` when the agent does not know it."""
-        return await resume_command(self._sandbox(handle).agent, op_id, io)
+    async def resume_exec(
+        self, handle: Handle, op_id: str, io: ResumeIO, *, stdin: bool = False
+    ) -> ExecOutcome | None:
+        sandbox = self._sandbox(handle)
+        try:
+            return await resume_command(sandbox.agent, op_id, io, stdin=stdin)
+        except Unavailable as err:
+            raise await self._explain(sandbox, err) from err
+
+    def let_go(self) -> None:
+        for sandbox in self._live.values():
+            sandbox.agent.leaving = True
 
     async def usage(self, handle: Handle) -> Usage:
         return await self.shells.usage(Groups.of(handle.data["groups"]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.edge.drivers.base import ExecIO, ExecSpec
 from services.edge.drivers.fake import tree as trees
-from shared.errors import DsecError, InvalidRequest
+from shared.errors import DsecError, InvalidRequest, Unsupported
 
 MAX_ENV_BYTES = 128 * 1024
 SIGNALS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "ABRT": 6, "SEGV": 11, "QUIT": 3}
@@ -16,6 +16,8 @@ SIGNALS = {"KILL": 9, "TERM": 15, "INT": 2, "HUP": 1, "ABRT": 6, "SEGV": 11, "QU
 def check(spec: ExecSpec) -> None:
     if (spec.argv is None) == (spec.shell is None):
         raise InvalidRequest("exactly one of argv and shell", field="argv")
+    if spec.pty is not None:
+        raise Unsupported("a fake has no terminals", field="pty")
     if spec.user is not None and spec.user not in trees.USERS:
         raise InvalidRequest(f"there is no user {spec.user}", field="user")
     for name, value in spec.env.items():

@@ -86,7 +86,9 @@ class FakeDriver:
 
     async def probe(self) -> BackendReport:
         """Everything a fake can do."""
-        return BackendReport(True, features={name: Feature(True) for name in FEATURES})
+        features = {name: Feature(True) for name in FEATURES}
+        features["pty"] = Feature(False, "a fake has no terminals")
+        return BackendReport(True, features=features)
 
     async def open(self, on_exit: OnExit) -> None:
         self._root.mkdir(parents=True, exist_ok=True)

@@ -28,9 +28,7 @@ class Wire:
         self.sent.append((subject, headers[HEADER_FRAME], data, headers.get(HEADER_OFFSET)))
 
     def operation(self) -> Operation:
-        return Operation(
-            CALL, "op", hash_=b"h", reply_to="first", send=self.send, clock=self.clock
-        )
+        return Operation(CALL, "op", hash_=b"h", reply_to="first", send=self.send, clock=self.clock)
 
     def frames(self) -> str:
         return "".join(frame for _, frame, _, _ in self.sent)
@@ -51,6 +49,22 @@ async def test_output_is_cut_into_chunks_and_waits_for_room() -> None:
     op.received("w", b"10")
     await writing
     assert sum(len(d) for _, _, d, _ in wire.sent) == len(data)
+
+
+async def test_one_that_is_cancelled_before_it_begins_still_ends() -> None:
+    op = Wire().operation()
+    ends: list[bool] = []
+
+    async def work() -> None:
+        try:
+            op.enter()
+        except asyncio.CancelledError:
+            ends.append(op.cancelled)
+
+    op.task = asyncio.create_task(work())
+    op.cancel()
+    await asyncio.wait_for(op.task, 5)
+    assert ends == [True]
 
 
 async def test_a_reader_that_takes_nothing_ends_the_operation(
@@ -119,7 +133,7 @@ async def test_after_attaching_again_input_goes_on_where_it_was_taken() -> None:
     ("frame", "data", "field"),
     [
         ("i", bytes(CHUNK_BYTES + 1), "stdin"), ("s", b"SEGFAULT", "signal"),
-        ("w", b"many", "count"), ("z", b"", HEADER_FRAME), ("", b"", HEADER_FRAME),
+        ("w", b"many", "count"), ("y", b"", HEADER_FRAME), ("", b"", HEADER_FRAME),
     ],
 )  # fmt: skip
 async def test_frames_that_break_the_rules(frame: str, data: bytes, field: str) -> None:
