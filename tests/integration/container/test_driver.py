@@ -374,3 +374,15 @@ async def test_a_closed_driver_leaves_no_control_group(tmp_path: Path) -> None:
         assert groups(), "the engine made them"
         await harness.driver.stop(handle)
     assert groups() == []
+
+
+async def test_a_shell_that_the_engine_made_after_its_edge_died_is_removed(
+    harness: ContainerHarness,
+) -> None:
+    """Its creation was on its way when the edge was killed: no sweep had seen it."""
+    earlier = ContainerDriver(harness.settings)
+    folder = harness.settings.shells_dir / "late"
+    folder.mkdir(parents=True, exist_ok=True)
+    shell = await earlier._engine.create_shell(f"dsec-{harness.settings.node}-late", folder)
+    await harness.driver._sweep_shells()
+    assert shell.id not in {s.id for s in await harness.driver._engine.shells()}

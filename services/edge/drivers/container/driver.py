@@ -28,18 +28,8 @@ from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.cgroups import CgroupDriver, Groups
 from services.edge.drivers.base import (
-    BackendReport,
-    ExecIO,
-    ExecOutcome,
-    ExecSpec,
-    Exited,
-    Feature,
-    Handle,
-    Inspection,
-    OnExit,
-    ResumeIO,
-    StartSpec,
-    Usage,
+    BackendReport, ExecIO, ExecOutcome, ExecSpec, Exited, Feature, Handle, Inspection, OnExit,
+    ResumeIO, StartSpec, Usage,
 )  # fmt: skip
 from services.edge.drivers.container.engine import Ending, Engine, Shell
 from services.edge.drivers.container.files import FilesOfAgent
@@ -91,6 +81,7 @@ class ContainerDriver(FilesOfAgent):
         self._shells: Shells | None = None
         self._pool: Pool[WarmShell] | None = None
         self._on_exit: OnExit | None = None
+        self._late: asyncio.Task[None] | None = None
 
     # ---- what this node can do ----
 
@@ -126,6 +117,7 @@ class ContainerDriver(FilesOfAgent):
             concurrency=s.refill_concurrency, retry_s=s.pool_retry_s,
         )  # fmt: skip
         self._pool.open()
+        self._late = asyncio.create_task(self._sweep_late())
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -133,8 +125,11 @@ class ContainerDriver(FilesOfAgent):
         for sandbox in list(self._live.values()):
             sandbox.agent.close()
         self._live.clear()
-        for task in list(self._deaths):
+        for task in [*self._deaths, *([self._late] if self._late else [])]:
             task.cancel()
+        if self._shells is not None:
+            with contextlib.suppress(DsecError):
+                await self._sweep_shells()
         await self._reaper.close()
         if self._shells is not None:
             self._shells.close()
@@ -287,18 +282,30 @@ class ContainerDriver(FilesOfAgent):
 
     async def sweep(self, known: frozenset[str]) -> list[str]:
         keep = known | self._starting | set(self._live)
-        metas = {p.name: _read_meta(p) for p in self._settings.sandboxes_dir.iterdir()}
-        kept = {str(m.get("container")) for uid, m in metas.items() if uid in keep}
+        metas = self._metas()
         swept = [uid for uid in metas if uid not in keep]
         for uid in swept:
             await self._sweep_one(uid, metas[uid])
+        await self._sweep_shells()
+        return swept
+
+    def _metas(self) -> dict[str, Mapping[str, Any]]:
+        return {p.name: _read_meta(p) for p in self._settings.sandboxes_dir.iterdir()}
+
+    async def _sweep_shells(self) -> None:
+        """Removes shells of earlier edge processes that no sandbox has."""
+        kept = {str(meta.get("container")) for meta in self._metas().values()}
         for shell in await self._engine.shells():
             if shell.id not in kept and shell.instance != self._instance:
                 await self._sweep_shell(shell)
-        return swept
+
+    async def _sweep_late(self) -> None:
+        # a creation on its way when its edge was killed ends after the sweep at our start
+        await asyncio.sleep(self._settings.engine_s)
+        with contextlib.suppress(DsecError):
+            await self._sweep_shells()
 
     async def _sweep_shell(self, shell: Shell) -> None:
-        """A warm shell of an edge process that is gone."""
         pid = await self._engine.pid(shell.id)
         if pid:
             await self.shells.end_process(pid, shell.name)
