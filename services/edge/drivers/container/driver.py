@@ -22,15 +22,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.cgroups import CgroupDriver, Groups
 from services.edge.drivers.base import (
-    BackendReport, ExecIO, ExecOutcome, ExecSpec, Exited, Feature, Handle, Inspection, OnExit,
-    ResumeIO, StartSpec, Usage,
+    BackendReport,
+    ExecIO,
+    ExecOutcome,
+    ExecSpec,
+    Exited,
+    Feature,
+    Handle,
+    Inspection,
+    OnExit,
+    ResumeIO,
+    StartSpec,
+    Usage,
 )  # fmt: skip
+from services.edge.drivers.container import folders
 from services.edge.drivers.container.engine import Ending, Engine, Shell
 from services.edge.drivers.container.files import FilesOfAgent
 from services.edge.drivers.container.pool import Pool
@@ -49,7 +58,6 @@ from shared.errors import (
 
 log = logging.getLogger(__name__)
 
-META = "meta.json"
 
 
 @dataclass(slots=True)
@@ -168,8 +176,8 @@ class ContainerDriver(FilesOfAgent):
         warm: WarmShell | None = None
         try:
             warm = await self._take_shell()
-            meta = msgspec.json.encode(_data(warm))
-            await self.shells.thread(lambda: (folder / META).write_bytes(meta))
+            data = _data(warm)
+            await self.shells.thread(lambda: folders.note(folder, data))
             enforced = await self.shells.attach(
                 warm, spec.layers, Upper(folder), limits(spec), spec.hostname
             )
@@ -266,14 +274,14 @@ class ContainerDriver(FilesOfAgent):
         await self._reaper.remove(str(handle.data["container"]))
 
     async def _remove_files(self, uid: str | None, name: str | None) -> None:
-        folders = []
+        gone = []
         if uid:
-            folders.append(self._settings.sandboxes_dir / uid)
+            gone.append(self._settings.sandboxes_dir / uid)
         if name:
-            folders.append(self._settings.shells_dir / name)
+            gone.append(self._settings.shells_dir / name)
 
         def work() -> None:
-            for folder in folders:
+            for folder in gone:
                 shutil.rmtree(folder, ignore_errors=True)
                 if folder.exists():
                     shutil.rmtree(folder)
@@ -282,19 +290,17 @@ class ContainerDriver(FilesOfAgent):
 
     async def sweep(self, known: frozenset[str]) -> list[str]:
         keep = known | self._starting | set(self._live)
-        metas = self._metas()
+        metas = folders.noted(self._settings.sandboxes_dir)
         swept = [uid for uid in metas if uid not in keep]
         for uid in swept:
             await self._sweep_one(uid, metas[uid])
         await self._sweep_shells()
         return swept
 
-    def _metas(self) -> dict[str, Mapping[str, Any]]:
-        return {p.name: _read_meta(p) for p in self._settings.sandboxes_dir.iterdir()}
-
     async def _sweep_shells(self) -> None:
         """Removes shells of earlier edge processes that no sandbox has."""
-        kept = {str(meta.get("container")) for meta in self._metas().values()}
+        metas = folders.noted(self._settings.sandboxes_dir)
+        kept = {str(meta.get("container")) for meta in metas.values()}
         for shell in await self._engine.shells():
             if shell.id not in kept and shell.instance != self._instance:
                 await self._sweep_shell(shell)
@@ -377,14 +383,6 @@ def _data(warm: WarmShell) -> dict[str, Any]:
         "container": warm.shell.id, "name": warm.shell.name, "pid": warm.shell.pid,
         "groups": warm.groups.data(),
     }  # fmt: skip
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode((folder / META).read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _why(ending: Ending) -> tuple[str, str]:

@@ -1,0 +1,33 @@
+"""A sandbox's folder as the driver keeps it: which container it has.
+
+Owns: ``meta.json``, written before the container becomes the sandbox's own. Does not
+own: the writable layer beside it, or what happens to a container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+META = "meta.json"
+
+
+def note(folder: Path, data: Mapping[str, Any]) -> None:
+    """Writes what the sandbox is made of."""
+    (folder / META).write_bytes(msgspec.json.encode(data))
+
+
+def noted(sandboxes_dir: Path) -> dict[str, dict[str, Any]]:
+    """What is known of every sandbox's folder, by uid; empty where a crash came first."""
+    return {folder.name: _read(folder) for folder in sandboxes_dir.iterdir()}
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode((folder / META).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
