@@ -324,7 +324,10 @@ class Sandbox:
         info = info_of(found)
         if found.state != "running":
             return info
-        live = await self._live()
+        try:
+            live = await self._live()
+        except (NotFound, SandboxDied):  # it ended just now: the services may not know yet
+            return info_of(await self._core.lookup(self.uid, self.project) or found)
         return replace(info, usage=dict(live.metrics), enforcement=dict(live.enforcement))
 
     async def metrics(self) -> dict[str, float]:
