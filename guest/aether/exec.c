@@ -277,15 +277,28 @@ static void forget_oldest(void)
         op_free(oldest);
 }
 
+static void file_op_ended(struct op *op)
+{
+    int sig = WIFSIGNALED(op->status) ? WTERMSIG(op->status) : 0;
+
+    if (op->cancelled)
+        put_error(&op->report, "unavailable", NULL, 0, "the file operation was cancelled");
+    else if (sig == SIGKILL) /* by the limit or by the workload: never the node's fault */
+        put_error(&op->report, "quota_exceeded", "memory_limit_mb", 0,
+                  "the file operation was killed: the sandbox is out of memory, "
+                  "or something in it killed it");
+    else
+        put_error(&op->report, "internal", NULL, 0,
+                  "the file operation was ended by signal %d", sig);
+}
+
 static void op_finish(struct op *op)
 {
     op_read_report(op);
     if (op->session)
         session_op_over(op);
     if (op->file && !op->report.len)
-        put_error(&op->report, op->cancelled ? "unavailable" : "internal", NULL, 0,
-                  "the file operation was ended by signal %d",
-                  WIFSIGNALED(op->status) ? WTERMSIG(op->status) : 0);
+        file_op_ended(op);
     if (op->report.len) {
         op->failed = op->report.p[0] == T_CODE;
         buf_add(&op->result, op->report.p, op->report.len);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import docker
 import pytest
 
-from libdsec import DSecClient, DSecContainerRunArgs
+from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
 from libdsec.errors import DSecError
+from services.local import LocalSystem
 from tests.e2e.conftest import alive, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -79,27 +81,43 @@ async def test_batches_of_containers_come_and_go_without_a_trace(
         assert [type(s).__name__ for s in sandboxes] == ["Sandbox"] * 8
         results = await asyncio.gather(*(s.exec("hostname") for s in sandboxes))
         assert all(r.ok for r in results)
+        held = _holds(container_system, sandboxes)
+        assert _cgroups(held)
         await containers.stop_many(sandboxes)
-    await until(lambda: _nothing_left(container_system, sandboxes), what="nothing left behind")
+    await until(
+        lambda: _nothing_left(container_system, sandboxes, held), what="nothing left behind"
+    )
 
 
-async def _nothing_left(system: object, sandboxes: list[object]) -> bool:
-    uids = [s.id.rpartition("-")[2] for s in sandboxes]
-    engine = docker.from_env()
-    marked = engine.containers.list(all=True, filters={"label": "dsec.uid"})
-    if any(c.labels.get("dsec.uid") in uids for c in marked):
-        return False
+def _holds(system: LocalSystem, sandboxes: list[Sandbox]) -> list[str]:
+    """Ids of the containers that the sandboxes have, by the edge's own notes."""
+    found = []
+    for sandbox in sandboxes:
+        (note,) = system.state_dir.glob(f"nodes/*/**/sandboxes/{_uid(sandbox)}/meta.json")
+        found.append(json.loads(note.read_text())["container"])
+    return found
+
+
+def _uid(sandbox: Sandbox) -> str:
+    return sandbox.id.rpartition("-")[2]
+
+
+async def _nothing_left(system: LocalSystem, sandboxes: list[Sandbox], held: list[str]) -> bool:
+    uids = [_uid(sandbox) for sandbox in sandboxes]
+    listed = {c.id for c in docker.from_env().containers.list(all=True)}
+    folders = {p.name for p in system.state_dir.glob("nodes/*/**/sandboxes/*")}
     mounts = Path("/proc/self/mounts").read_text()
-    return not any(uid in mounts for uid in uids) and not _cgroups(uids)
+    left = listed & set(held) or folders & set(uids) or any(uid in mounts for uid in uids)
+    return not left and not _cgroups(held)
 
 
-def _cgroups(uids: list[str]) -> list[str]:
+def _cgroups(names: list[str]) -> list[str]:
     return [
         name
         for root, dirs, _ in os.walk("/sys/fs/cgroup")
         if root.count("/") < 8
         for name in dirs
-        if any(uid in name for uid in uids)
+        if any(one in name for one in names)
     ]
 
 
@@ -120,10 +138,13 @@ async def test_an_edge_killed_in_mid_create_finishes_or_cleans_up(
     for sandbox in made:
         assert (await sandbox.exec("true")).ok
     assert (await kept.exec("cat", "/tmp/kept")).text == "x\n", "re-adopted"
+    held = _holds(container_system, [kept, *made])
     await containers.stop_many([kept, *made])
 
     async def all_over() -> bool:
         return not await alive(containers)
 
     await until(all_over, what="all over")
-    await until(lambda: _nothing_left(container_system, [kept, *made]), what="nothing left")
+    await until(
+        lambda: _nothing_left(container_system, [kept, *made], held), what="nothing left"
+    )

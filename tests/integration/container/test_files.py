@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
+import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from services.edge.drivers.base import Handle
 from services.edge.drivers.container import ContainerDriver
-from shared.errors import Forbidden, InvalidRequest, NotFound
+from shared.errors import Forbidden, InvalidRequest, NotFound, QuotaExceeded
 from tests.conformance.harness import new_uid, run
 from tests.integration.container.harness import ContainerHarness
 
@@ -209,3 +211,44 @@ async def test_files_and_commands_do_not_wait_for_each_other(
     with pytest.raises(NotFound):
         await driver.stat(sandbox, "/slow", user=None)
     assert (await task).size == 20
+
+
+def _writers(handle: Handle, folder: str) -> list[int]:
+    """Host process ids of the sandbox's processes that have a file of ``folder`` open."""
+    group = Path(handle.data["groups"]["v2"])
+    pids = [int(p) for file in group.rglob("cgroup.procs") for p in file.read_text().split()]
+    return [p for p in pids if any(folder in _target(fd) for fd in _open_files(p))]
+
+
+def _open_files(pid: int) -> list[Path]:
+    try:
+        return list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return []
+
+
+def _target(descriptor: Path) -> str:
+    try:
+        return os.readlink(descriptor)
+    except OSError:
+        return ""
+
+
+async def test_a_write_that_the_sandbox_killed_is_not_the_nodes_fault(
+    driver: ContainerDriver, sandbox: Handle
+) -> None:
+    """As by its memory limit: a trainer must not mask the sample."""
+
+    async def killed_midway() -> AsyncIterator[bytes]:
+        yield b"begun"
+        for _ in range(200):
+            if found := _writers(sandbox, "/killed"):
+                os.kill(found[0], signal.SIGKILL)
+                break
+            await asyncio.sleep(0.02)
+        yield b"and the rest"
+
+    with pytest.raises(QuotaExceeded) as caught:
+        await driver.write(sandbox, "/killed/f", killed_midway(), user=None)
+    assert caught.value.field == "memory_limit_mb" and not caught.value.is_infra
+    assert (await run(driver, sandbox, "true")).outcome.exit_code == 0
