@@ -104,7 +104,7 @@ def _uid(sandbox: Sandbox) -> str:
 
 async def _nothing_left(system: LocalSystem, sandboxes: list[Sandbox], held: list[str]) -> bool:
     uids = [_uid(sandbox) for sandbox in sandboxes]
-    listed = {c.id for c in docker.from_env().containers.list(all=True)}
+    listed = {c["Id"] for c in docker.APIClient(timeout=30).containers(all=True)}
     folders = {p.name for p in system.state_dir.glob("nodes/*/**/sandboxes/*")}
     mounts = Path("/proc/self/mounts").read_text()
     left = listed & set(held) or folders & set(uids) or any(uid in mounts for uid in uids)
