@@ -248,7 +248,8 @@ def _place(records: list[_Record], start: int) -> int:
                 gap_at, gap_end = at, block_end
             at = block_end
         record.at, at = at, _round_up(at + need, NID_BYTES)
-    block = _round_up(at, BLOCK_BYTES) // BLOCK_BYTES
+    # fsck.erofs reads an xattr header behind every inode, also behind the last without any.
+    block = _round_up(at + XATTR_HEADER_BYTES, BLOCK_BYTES) // BLOCK_BYTES
     for record in records:
         if record.blocks:
             record.block = block
