@@ -56,7 +56,7 @@ class App:
         self.work = Work(settings, self.db, self.bus, self.outbox, self.fleet, self.images)
         self.handlers = Handlers(self.work, Creates(self.work), Ops(self.work, self.db))
         self.watcher = Watcher(settings, self.db, self.load, connected=self._connected)
-        self.reconciler = Reconciler(self.work, self.db)
+        self.reconciler = Reconciler(self.work, self.db, self.fleet)
         self.consumers = [
             BatchConsumer(self.bus, durable("scheduler_commands"), self.handlers.commands),
             BatchConsumer(self.bus, durable("scheduler_observations"), self.handlers.observations),

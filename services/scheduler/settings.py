@@ -23,6 +23,15 @@ class Settings(Common, kw_only=True):
     retry_after_s: float = 5.0
     """The hint to a client that found no capacity."""
 
+    refused_again_s: float = 1.0
+    """Between attempts at nodes that refused for want of capacity; doubles thrice."""
+    wait_rows: int = 4096
+    """Creates that may wait for room, in all; more are refused at once."""
+    wait_project_rows: int = 2048
+    """Of them, those of one project."""
+    wait_look_s: float = 0.5
+    """Between looks whether there is room for those that wait."""
+
     # watcher
     silence_s: float = 5.0
     """A node not heard of for so long is lost."""
@@ -48,5 +57,7 @@ class Settings(Common, kw_only=True):
     """Between looks at streams and durables, beside those after reconnects."""
     resolve_s: float = 4.0
     """Wait for imagesvc."""
+    forget_s: float = 60.0
+    """Between removals of what is past its use."""
     op_keep_s: float = 3600.0
     """An operation that nobody completed is forgotten after it."""
