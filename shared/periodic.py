@@ -16,6 +16,18 @@ from shared.errors import DsecError
 log = logging.getLogger(__name__)
 
 
+async def portions(portion: Callable[[], Awaitable[int]], *, size: int, most: int = 64) -> int:
+    """Calls ``portion``, which does up to ``size`` things and returns how many, until
+    nothing is left, at most ``most`` times; returns the sum."""
+    total = 0
+    for _ in range(most):
+        done = await portion()
+        total += done
+        if done < size:
+            break
+    return total
+
+
 class Periodic:
     """Calls ``work`` every ``every_s`` seconds, counted from the end of the last call,
     from :meth:`start` to :meth:`close`. ``at_once``: also right at the start."""

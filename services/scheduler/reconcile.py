@@ -7,12 +7,13 @@ schedulers share the work. Does not own: what is done to a row (``decide``).
 from __future__ import annotations
 
 import time
+from functools import partial
 
-from services.scheduler import decide, requests, store
+from services.scheduler import decide, retention, store
 from services.scheduler.fleet import Fleet
 from services.scheduler.work import Work
 from shared.db import Database
-from shared.periodic import Periodic
+from shared.periodic import Periodic, portions
 
 MAX_PORTIONS = 64
 """Portions of one pass; the rest waits for the next."""
@@ -46,11 +47,8 @@ class Reconciler:
         """One pass over everything that is due; returns the rows touched."""
         total = 0
         for portion in (self.overdue, self.lost, self.draining):
-            for _ in range(MAX_PORTIONS):
-                done = await portion()
-                total += done
-                if done < self._settings.reconcile_rows:
-                    break
+            rows = self._settings.reconcile_rows
+            total += await portions(portion, size=rows, most=MAX_PORTIONS)
         return total
 
     async def overdue(self) -> int:
@@ -107,7 +105,14 @@ class Reconciler:
                 break
         return placed
 
-    async def forget(self) -> None:
-        """Removes what is past its use."""
-        async with self._db.transaction() as connection:
-            await requests.forget_ops(connection, self._settings.op_keep_s)
+    async def forget(self) -> int:
+        """Removes what is past its use, in small transactions; returns the rows."""
+        keep_s, rows = self._settings.keep_ended_s, self._settings.reconcile_rows
+        total = 0
+        for prune, age_s in (
+            (retention.operations, self._settings.op_keep_s),
+            (retention.ended, keep_s), (retention.requests, keep_s),
+        ):  # fmt: skip
+            portion = self._db.portion(partial(prune, keep_s=age_s, limit=rows))
+            total += await portions(portion, size=rows, most=MAX_PORTIONS)
+        return total

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from shared.settings import Common
 
+KEEP_LEAST_S = 25 * 3600.0
+"""Longer than a create that comes again may be on its way in its stream."""
+
 
 class Settings(Common, kw_only=True):
     """``DSEC_<FIELD>``. Times in seconds."""
@@ -61,3 +64,11 @@ class Settings(Common, kw_only=True):
     """Between removals of what is past its use."""
     op_keep_s: float = 3600.0
     """An operation that nobody completed is forgotten after it."""
+    keep_ended_s: float = 31 * 86_400.0
+    """How long a sandbox that ended, its history and its request are known: longer than
+    auth remembers request ids (``auth_request_keep_s``), or a request that is repeated
+    in between would start a second sandbox; at least ``KEEP_LEAST_S``."""
+
+    def __post_init__(self) -> None:
+        if self.keep_ended_s < KEEP_LEAST_S:
+            raise ValueError(f"keep_ended_s: at least {KEEP_LEAST_S:g} s")

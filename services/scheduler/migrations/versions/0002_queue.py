@@ -1,4 +1,4 @@
-"""Creates that wait for room are found by an index of their own."""
+"""Creates that wait for room, and what is past its use, are found by indexes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Creates it."""
+    """Creates them."""
     op.execute(
         "create index sandbox_queue on sandbox (project, created_at) "
         "where state = 'requested' and cause = 'capacity'"
     )
+    op.execute(
+        "create index sandbox_ended on sandbox (changed_at) "
+        "where state in ('stopped', 'failed', 'rejected', 'lost')"
+    )
+    op.execute("create index request_at on request (at)")
 
 
 def downgrade() -> None:
-    """Drops it."""
-    op.execute("drop index sandbox_queue")
+    """Drops them."""
+    for index in ("request_at", "sandbox_ended", "sandbox_queue"):
+        op.execute(f"drop index {index}")
