@@ -77,7 +77,7 @@ static int gather(uint64_t now, uint64_t *due)
     int n = FIXED;
     bool room = conn_out.len < OUT_HIGH;
     *due = UINT64_MAX;
-    for (int i = 0; i < OPS_MAX; i++) {
+    for (int i = 0; i < ops_top; i++) {
         struct op *op = &ops[i];
         if (!op->used || op->done)
             continue;
@@ -90,7 +90,7 @@ static int gather(uint64_t now, uint64_t *due)
             if (s->fd >= 0 && (s->retain || wanted))
                 n = add(n, s->fd, POLLIN, op, k);
         }
-        if (op->status_fd >= 0)
+        if (op->status_fd >= 0 && op_report_matters(op))
             n = add(n, op->status_fd, POLLIN, op, 2);
         if (op->in_fd >= 0 && op->in.len)
             n = add(n, op->in_fd, POLLOUT, op, 3);
@@ -160,7 +160,7 @@ static void turn(int chld)
     else if (conn_fd >= 0 && polled[1].revents & (POLLIN | POLLHUP | POLLERR))
         channel_read();
     now = now_ns();
-    for (int i = 0; i < OPS_MAX; i++) {
+    for (int i = 0; i < ops_top; i++) {
         if (ops[i].used)
             op_tick(&ops[i], now);
         if (ops[i].used)
