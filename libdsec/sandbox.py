@@ -133,6 +133,7 @@ class Sandbox:
             timeout=timeout,
             output_limit_bytes=output_limit_bytes,
             stream=on_output is not None or output_limit_bytes > INLINE_BYTES,
+            late=on_output is None,
             op_id=op_id,
         )
         result = await self._run(request, on_output=on_output)
@@ -173,6 +174,7 @@ class Sandbox:
             stdin_data=data if inline else None,
             stdin=data is not None and not inline,
             stream=on_output is not None or idle_s is not None or output_limit_bytes > INLINE_BYTES,
+            late=on_output is None and idle_s is None,
             op_id=op_id,
         )
         feed = None if inline else data

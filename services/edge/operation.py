@@ -17,7 +17,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from schemas.base import HEADER_FRAME, encode
-from schemas.exec import CHUNK_BYTES, HANGUP_S, HEADER_OFFSET, WINDOW_BYTES, ExecReply
+from schemas.exec import (
+    CHUNK_BYTES,
+    HANGUP_S,
+    HEADER_OFFSET,
+    LATE_BYTES,
+    WINDOW_BYTES,
+    ExecReply,
+)
 from services.edge.calls import Call
 from services.edge.drivers.base import Resize, Stream
 from shared.clock import Clock
@@ -53,6 +60,7 @@ class Operation:
         self.reply_to = reply_to
         self.begun_at = clock.now()
         self.streaming = True
+        self.late = False  # output is in no hurry while there is little of it
         self.task: asyncio.Task[None] | None = None
         self.aborted: DsecError | None = None
         self.cancelled = False
@@ -88,22 +96,33 @@ class Operation:
         self._wants_input = False
         self._told_taken = 0
         self._arrived = asyncio.Event()
-        self._control: asyncio.Queue[str | None] = asyncio.Queue(MAX_CONTROL)
-        self._size: Resize | None = None
+        self._orders: list[str | Resize] = []  # that came before somebody takes them
+        self._take: Callable[[str | Resize], None] | None = None
 
     # -- out ----------------------------------------------------------------------
 
     async def output(self, stream: Stream, data: bytes) -> None:
         """Output in order: in frames, waiting for a slow client, or kept for the final
         reply."""
-        if not self.streaming:
+        if self.late and sum(map(len, self.kept.values())) + len(data) > LATE_BYTES:
+            await self._release()
+        if self.late or not self.streaming:
             self.kept[stream] += data
             return
         if skip := min(self._skip[stream], len(data)):
             self._skip[stream] -= skip
             data = data[skip:]
-        for start in range(0, len(data), CHUNK_BYTES):
+        for start in range(0, len(data), CHUNK_BYTES):  # bytes of bytes are no copy
             await self._frame(FRAME_OF[stream], bytes(data[start : start + CHUNK_BYTES]))
+
+    async def _release(self) -> None:
+        """What was kept for the final reply goes out in frames after all, and the rest
+        as it comes."""
+        self.late = False
+        held = [(stream, bytes(data)) for stream, data in self.kept.items() if data]
+        for stream, data in held:
+            self.kept[stream].clear()
+            await self._frame(FRAME_OF[stream], data)
 
     async def _frame(self, frame: str, data: bytes) -> None:
         while self._sent - self._confirmed + len(data) > WINDOW_BYTES:
@@ -147,6 +166,8 @@ class Operation:
     async def join(self, reply_to: str, offset: int) -> None:
         """Answers go to a client that knows nothing but the operation's id: whether it
         takes input and from which count on, then retained output from ``offset`` on."""
+        if self.late:
+            await self._release()
         async with self._sending:
             self._heard_at = self._clock.monotonic()
             self._moved, self._hole = True, False
@@ -272,21 +293,26 @@ class Operation:
     def _signal(self, name: str) -> None:
         if name not in SIGNALS:
             raise InvalidRequest(f"signal {name[:20]!r} is unknown", field="signal")
-        if self._control.full():
-            raise InvalidRequest("too many signals wait", field="signal")
-        self._control.put_nowait(name)
+        self._order(name)
 
     def _resize(self, data: bytes) -> None:
         rows, sign, cols = data.partition(b" ")
         size = Resize(_count(rows), _count(cols if sign else b""))
         if not (0 < size.rows < 1 << 16 and 0 < size.cols < 1 << 16):
             raise InvalidRequest("a terminal's size is out of bounds", field="pty")
-        waits, self._size = self._size is not None, size
-        if waits:
-            return  # the newest of those that wait is enough
-        if self._control.full():
+        for at, order in enumerate(self._orders):
+            if isinstance(order, Resize):  # the newest of those that wait is enough
+                self._orders[at] = size
+                return
+        self._order(size)
+
+    def _order(self, order: str | Resize) -> None:
+        if self._take is not None:
+            self._take(order)
+        elif len(self._orders) < MAX_CONTROL:
+            self._orders.append(order)
+        else:
             raise InvalidRequest("too many signals wait", field="signal")
-        self._control.put_nowait(None)
 
     def preset(self, data: bytes) -> None:
         """All input there will be."""
@@ -319,15 +345,12 @@ class Operation:
             self._arrived.clear()
             await self._arrived.wait()
 
-    async def control(self) -> AsyncIterator[str | Resize]:
-        """Signals for the command and sizes of its terminal."""
-        while True:
-            order = await self._control.get()
-            if order is not None:
-                yield order
-            elif self._size is not None:
-                size, self._size = self._size, None
-                yield size
+    def control_to(self, take: Callable[[str | Resize], None]) -> None:
+        """Gives signals for the command and sizes of its terminal to ``take``."""
+        self._take = take
+        orders, self._orders = self._orders, []
+        for order in orders:
+            take(order)
 
     # -- its end ------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from services.edge.drivers.base import (
     Handle,
     Resize,
     Resumable,
+    offered,
 )  # fmt: skip
 from services.edge.operation import Operation
 from shared.errors import Internal, InvalidRequest, SandboxDied, Unsupported
@@ -77,15 +78,18 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
     """Runs a command; see :class:`schemas.exec.ExecRequest`."""
     handle = sandbox.present()
     op.streaming, op.terminal = request.stream, request.pty is not None
+    op.late = request.stream and request.late
     if request.stdin_data is not None:
         op.preset(request.stdin_data)
     elif request.stdin:
         await op.want_input()
     seq = sandbox.next_seq()
     spec = _exec_spec(request)
-    limit_s = None if request.timeout_s is None else request.timeout_s + BACKSTOP_S
+    if request.timeout_s is None:
+        outcome = await sandbox.driver.exec(handle, spec, op)
+        return _exec_reply(sandbox, op, outcome, seq)
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(request.timeout_s + BACKSTOP_S):
             outcome = await sandbox.driver.exec(handle, spec, op)
     except TimeoutError:
         outcome = ExecOutcome(None, signal="KILL", timed_out=True)
@@ -104,8 +108,8 @@ def _exec_reply(sandbox: Sandbox, op: Operation, outcome: ExecOutcome, seq: int)
 async def resume_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> ExecReply | None:
     """Follows a command of an earlier edge process; ``None`` where nobody knows it. Who
     attaches by its id alone gets it as a stream, with input."""
-    driver = sandbox.driver
-    if not isinstance(driver, Resumable):
+    driver = offered(sandbox.driver, Resumable)
+    if driver is None:
         return None
     handle = sandbox.present()
     op.streaming = request.stream or request.attach
@@ -155,10 +159,10 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
 
 
 def _files(sandbox: Sandbox) -> tuple[Files, Handle]:
-    driver = sandbox.driver
-    if not isinstance(driver, Files):
+    files = offered(sandbox.driver, Files)
+    if files is None:
         raise Unsupported(f"backend {sandbox.backend} has no files", field="backend")
-    return driver, sandbox.present()
+    return files, sandbox.present()
 
 
 async def run_read(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
@@ -170,10 +174,13 @@ async def run_read(sandbox: Sandbox, request: FileRequest, op: Operation) -> Fil
     )
     async for chunk in chunks:
         size += len(chunk)
-        held += chunk
-        if size > INLINE_BYTES:
+        if size <= INLINE_BYTES:
+            held += chunk
+            continue
+        if held:
             await op.output("stdout", bytes(held))
             held.clear()
+        await op.output("stdout", chunk)
     inline = size <= INLINE_BYTES
     return FileReply(op_id=request.op_id, size=size, data=bytes(held) if inline else None)
 

@@ -10,24 +10,28 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from services.edge.agent import wire
+from services.edge.agent.inflight import Inflight, data_of
 from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
 from shared.errors import DsecError, Unavailable, Unsupported, from_code
 
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
+READ_BYTES = 512 * 1024
 START_ATTEMPTS = 4
-HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both streams
-EVENTS_MAX = 4096  # of one operation, however small
+CREDIT_BYTES = wire.WINDOW_BYTES // 4  # consumed before the agent is told
+ACK_LATER_S = 0.1  # acknowledgements wait this long, longer than the journal takes
+ACK_LATER_MAX = 16  # of them wait; the agent keeps 64 results
+ACK_LATER_BYTES = 64 * 1024  # an operation with more output is acknowledged at once
 
 OnOutput = Callable[[int, bytes], Awaitable[None]]
-Control = AsyncIterator[tuple[int, bytes]]  # frames for a running operation: type, payload
+Control = Callable[[Callable[[int, bytes], None]], None]
+"""Is given, once, what sends a frame (type, payload) to the running operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,48 +56,20 @@ class Listed:
     terminal: bool = False
 
 
-class _Operation:
-    """What has arrived for one operation: output until its end, then the end."""
-
-    def __init__(self, op_id: int) -> None:
-        self.id = op_id
-        self.events: deque[tuple[int, Any]] = deque()
-        self.ready = asyncio.Event()
-        self.held_bytes = 0
-        self.stdin_credit = wire.WINDOW_BYTES
-        self.credit_changed = asyncio.Event()
-
-    def put(self, type_: int, value: Any) -> None:
-        self.events.append((type_, value))
-        self.ready.set()
-
-    def put_data(self, payload: bytes) -> None:
-        """Raises :class:`ProtocolError` when the agent sends more than its credit."""
-        self.held_bytes += len(payload) - 1
-        if self.held_bytes > HELD_BYTES_MAX or len(self.events) > EVENTS_MAX:
-            raise ProtocolError("more output than credit")
-        self.put(Msg.DATA, payload)
-
-    async def next(self) -> tuple[int, Any]:
-        while not self.events:
-            self.ready.clear()
-            await self.ready.wait()
-        type_, value = self.events.popleft()
-        if type_ == Msg.DATA:
-            self.held_bytes -= len(value) - 1
-        return type_, value
-
-
-class AgentClient(asyncio.Protocol):
+class AgentClient(asyncio.BufferedProtocol):
     """One connection. Made by :meth:`connect`; every method may run concurrently."""
+
+    _incoming = memoryview(bytearray(READ_BYTES))
+    """Of all connections: what is in it is taken out before the loop reads again."""
 
     def __init__(self, hello: Fields, decoder: wire.FrameDecoder) -> None:
         self.generation = hello.text(Tag.GENERATION)
         self._next_id = max(1, hello.number(Tag.NEXT_ID, 1))
         self._decoder = decoder
-        self._ops: dict[int, _Operation] = {}
+        self._ops: dict[int, Inflight] = {}
         self._transport: asyncio.Transport | None = None
         self._on_lost: Callable[[], None] | None = None
+        self._acks: list[bytes] = []
         self.lost = False
         self.leaving = False  # what runs goes on when its follower is cancelled
 
@@ -157,9 +133,12 @@ class AgentClient(asyncio.Protocol):
         # not checked at run time: an event loop may bring transports of its own
         self._transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._incoming
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            for got in self._decoder.feed(data):
+            for got in self._decoder.feed(self._incoming[:nbytes]):
                 self._dispatch(got)
         except ProtocolError:
             if self._transport is not None:
@@ -195,8 +174,28 @@ class AgentClient(asyncio.Protocol):
             raise Unavailable("the connection to the sandbox's agent ended")
         self._transport.write(wire.frame(type_, op_id, payload))
 
-    def _open(self) -> _Operation:
-        op = _Operation(self._next_id)
+    def _send_data(self, op: Inflight, piece: memoryview) -> None:
+        if self.lost or self._transport is None:
+            raise Unavailable("the connection to the sandbox's agent ended")
+        self._transport.writelines((wire.data_frame(op.id, wire.STDIN, len(piece)), piece))
+
+    def _ack(self, op: Inflight) -> None:
+        """The agent may forget the operation. It is told of several at once: it would wake
+        up for nothing else, once a command. And until then an edge that dies before the
+        result is in its journal finds it with the agent."""
+        self._acks.append(wire.frame(Msg.ACK, op.id))
+        if op.output_bytes > ACK_LATER_BYTES or len(self._acks) >= ACK_LATER_MAX:
+            self._send_acks()
+        elif len(self._acks) == 1:
+            asyncio.get_running_loop().call_later(ACK_LATER_S, self._send_acks)
+
+    def _send_acks(self) -> None:
+        acks, self._acks = self._acks, []
+        if acks and self._transport is not None and not self.lost and not self.leaving:
+            self._transport.write(b"".join(acks))
+
+    def _open(self) -> Inflight:
+        op = Inflight(self._next_id)
         self._next_id = self._next_id + 1 if self._next_id < 0xFFFFFFF0 else 1
         self._ops[op.id] = op
         return op
@@ -229,53 +228,63 @@ class AgentClient(asyncio.Protocol):
     ) -> Fields:  # fmt: skip
         """Follows an operation started by an earlier connection: its retained output
         from the beginning, then its result. ``stdin`` goes on after what it has taken."""
-        op = self._ops[op_id] = _Operation(op_id)
+        op = self._ops[op_id] = Inflight(op_id)
         op.stdin_credit = 0  # the agent answers with all there is
         self._send(Msg.ATTACH, op_id)
         return await self._follow(op, on_output, stdin, control)
 
     async def _follow(
-        self, op: _Operation, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
+        self, op: Inflight, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
         control: Control | None,
     ) -> Fields:  # fmt: skip
-        pumps = []
         if control is not None:  # first: a size comes before what is typed after it
-            pumps.append(asyncio.ensure_future(self._pump_control(op, control)))
-        if stdin is not None:
-            pumps.append(asyncio.ensure_future(self._pump_stdin(op, stdin)))
+            control(lambda type_, payload: self._send_to(op, type_, payload))
+        pump = None if stdin is None else asyncio.ensure_future(self._pump_stdin(op, stdin))
         try:
-            return await self._events(op, on_output, pumps)
+            return await self._events(op, on_output, pump)
         except BaseException:
             await self._kill(op)
             raise
         finally:
-            for pump in pumps:
+            if pump is not None:
                 pump.cancel()
             self._ops.pop(op.id, None)
             if not self.lost and not self.leaving:
-                self._send(Msg.ACK, op.id)
+                self._ack(op)
 
     async def _events(
-        self, op: _Operation, on_output: OnOutput, pumps: Sequence[asyncio.Future[None]]
+        self, op: Inflight, on_output: OnOutput, pump: asyncio.Future[None] | None
     ) -> Fields:
         while True:
             type_, value = await op.next()
             if type_ == Msg.DATA:
-                await on_output(value[0], value[1:])
-                credit = value[:1] + (len(value) - 1).to_bytes(4, "little")
-                if not self.lost:
-                    self._send(Msg.CREDIT, op.id, credit)
+                await on_output(value[0], data_of(value))
+                self._consumed(op, value)
             elif type_ == Msg.ERROR:
                 op.events.clear()
-                failed = [p for p in pumps if p.done() and not p.cancelled() and p.exception()]
-                if failed:
-                    failed[0].result()
+                if pump and pump.done() and not pump.cancelled() and pump.exception():
+                    pump.result()
                 op.put(type_, value)
                 raise value
             else:
                 return Fields(value)
 
-    async def _kill(self, op: _Operation) -> None:
+    def _consumed(self, op: Inflight, data: bytes) -> None:
+        """Grants credit for a DATA payload, and for those before it that were too small
+        to be worth a frame."""
+        stream, op.output_bytes = data[0], op.output_bytes + len(data) - 1
+        consumed = op.consumed.get(stream, 0) + len(data) - 1
+        if consumed >= CREDIT_BYTES:
+            self._send_to(op, Msg.CREDIT, data[:1] + consumed.to_bytes(4, "little"))
+            consumed = 0
+        op.consumed[stream] = consumed
+
+    def _send_to(self, op: Inflight, type_: int, payload: bytes) -> None:
+        """A frame that is for nobody once the operation or the connection is over."""
+        if op.id in self._ops and not self.lost:
+            self._send(type_, op.id, payload)
+
+    async def _kill(self, op: Inflight) -> None:
         """Ends what still runs and waits for the agent's word that it is gone."""
         if self.lost or self.leaving or any(t != Msg.DATA for t, _ in op.events):
             return
@@ -286,31 +295,27 @@ class AgentClient(asyncio.Protocol):
                     type_, value = await op.next()
                     if type_ != Msg.DATA:
                         return
-                    credit = value[:1] + (len(value) - 1).to_bytes(4, "little")
-                    self._send(Msg.CREDIT, op.id, credit)
+                    self._consumed(op, value)
         except (TimeoutError, Unavailable):
             return
 
-    async def _pump_stdin(self, op: _Operation, chunks: AsyncIterator[bytes]) -> None:
+    async def _pump_stdin(self, op: Inflight, chunks: AsyncIterator[bytes]) -> None:
         try:
             async for chunk in chunks:
-                for at in range(0, len(chunk), wire.CHUNK_BYTES):
-                    piece = chunk[at : at + wire.CHUNK_BYTES]
+                view = memoryview(chunk)
+                for at in range(0, len(view), wire.CHUNK_BYTES):
+                    piece = view[at : at + wire.CHUNK_BYTES]
                     while op.stdin_credit < len(piece):
                         op.credit_changed.clear()
                         await op.credit_changed.wait()
                         if self.lost:
                             return
                     op.stdin_credit -= len(piece)
-                    self._send(Msg.DATA, op.id, bytes([wire.STDIN]) + piece)
+                    self._send_data(op, piece)
         except Exception:
             self._send(Msg.KILL, op.id)  # an input that broke off is not an end of input
             raise
         self._send(Msg.EOF, op.id)
-
-    async def _pump_control(self, op: _Operation, frames: Control) -> None:
-        async for type_, payload in frames:
-            self._send(type_, op.id, payload)
 
 
 async def started(attempt: Callable[[], Awaitable[Fields]]) -> Fields:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 Cause = str  # a cause of shared.lifecycle.CAUSES
 
@@ -182,10 +182,11 @@ class ExecIO(Protocol):
         """Chunks for stdin; its end closes stdin. Used when ``spec.stdin``."""
         ...
 
-    def control(self) -> AsyncIterator[str | Resize]:
-        """Signal names to send to the command (``TERM``, ``KILL`` …; ``0`` only asks
-        whether it is there) and sizes of its terminal, in order. None is lost, however
-        early it comes."""
+    def control_to(self, take: Callable[[str | Resize], None]) -> None:
+        """From now on calls ``take`` with the names of signals to send to the command
+        (``TERM``, ``KILL`` …; ``0`` only asks whether it is there) and the sizes of its
+        terminal, in order. None is lost: what came before is given at once. A call and
+        no iterator, because hardly a command gets any and each would cost a task."""
         ...
 
 
@@ -336,3 +337,16 @@ class Pausable(Protocol):
     async def pause(self, handle: Handle) -> None: ...
 
     async def resume(self, handle: Handle) -> None: ...
+
+
+P = TypeVar("P")
+_offers: dict[tuple[type, type], bool] = {}
+
+
+def offered(driver: Driver, port: type[P]) -> P | None:
+    """The driver, where it offers the optional protocol ``port``. Found out once a class:
+    to look for a protocol's methods takes 80 µs, too long to be done for every command."""
+    key = (type(driver), port)
+    if key not in _offers:
+        _offers[key] = isinstance(driver, port)
+    return cast("P", driver) if _offers[key] else None

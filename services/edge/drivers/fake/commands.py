@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from services.edge.drivers.base import ExecIO, ExecSpec
+from services.edge.drivers.base import ExecIO, ExecSpec, Resize
 from services.edge.drivers.fake import tree as trees
 from shared.errors import DsecError, InvalidRequest, Unsupported
 
@@ -32,10 +32,12 @@ def is_folder(tree: trees.Tree, path: str) -> bool:
         return False
 
 
-async def signals(io: ExecIO, work: asyncio.Future[Any]) -> None:
-    async for name in io.control():
-        if name in SIGNALS:
-            work.cancel(name)
+def signals(io: ExecIO, work: asyncio.Future[Any]) -> None:
+    def take(order: str | Resize) -> None:
+        if order in SIGNALS:
+            work.cancel(order)
+
+    io.control_to(take)
 
 
 async def ended(work: asyncio.Future[tuple[int, str | None]]) -> tuple[int, str | None]:
