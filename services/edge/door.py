@@ -8,8 +8,8 @@ It subscribes with its own callback on the connection, not through FastStream: t
 the hottest path of the system, a FastStream subscriber costs about 55 µs a message and
 this one 7 (docs/adr/0002), and frames of one operation must be taken in order.
 
-Exactly once: before a command runs, its operation id and the request's hash are in the
-journal, and its result follows. The same id again attaches to the running command, or
+Exactly once: before a command runs, its operation id and the request's hash are kept
+(execs), and its result follows. The same id again attaches to the running command, or
 repeats the result; with other content it is a conflict. Where the edge ended in between,
 the command that goes on in the sandbox is followed again; where nobody knows it any more
 its outcome is unknown and said to be so: it never runs twice.
@@ -32,9 +32,9 @@ from schemas.exec import HEADER_HAVE, HEADER_OFFSET, KEEPALIVE_S, ExecReply
 from services.edge import calls, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
-from services.edge.drivers.base import Resumable
+from services.edge.drivers.base import Resumable, offered
+from services.edge.execs import Execs
 from services.edge.finished import Finished
-from services.edge.journal import Journal
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
@@ -69,13 +69,13 @@ class Door:
     """Operations in flight, by (uid, operation id)."""
 
     def __init__(
-        self, supervisor: Supervisor, *, node: str, link: Link, journal: Journal,
+        self, supervisor: Supervisor, *, node: str, link: Link, execs: Execs,
         observer: Observer, clock: Clock, ops_per_sandbox: int, ops_per_node: int,
     ) -> None:  # fmt: skip
         self._supervisor = supervisor
         self._node = node
         self._link = link
-        self._journal = journal
+        self._execs = execs
         self._observer = observer
         self._clock = clock
         self._ops_per_sandbox = ops_per_sandbox
@@ -168,7 +168,7 @@ class Door:
             call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
             clock=self._clock,
         )  # fmt: skip
-        op.stays = verb.reply is ExecReply and isinstance(sandbox.driver, Resumable)
+        op.stays = verb.reply is ExecReply and offered(sandbox.driver, Resumable) is not None
         op.have = _have((msg.headers or {}).get(HEADER_HAVE))
         self._running[key] = op
         if verb.wakes:  # looking at a sandbox is no activity
@@ -211,13 +211,8 @@ class Door:
         if verb.once(request):
             uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
             joins = not hash_
-            row = await self._journal.run(
-                lambda db: (
-                    records.find_exec(db, uid, op_id)
-                    if joins
-                    else records.begin_exec(db, uid, op_id, hash_, now)
-                )
-            )
+            execs = self._execs
+            row = await (execs.find(uid, op_id) if joins else execs.begin(uid, op_id, hash_, now))
             if row is None and joins:
                 raise NotFound(f"no operation {op_id} in this sandbox", field="op_id")
             if row is not None:
@@ -258,9 +253,9 @@ class Door:
             if _did_not_begin(error) and (op.left or op.resumed):
                 pass  # it goes on: whoever asks again follows it
             elif _did_not_begin(error):  # then the same operation may be tried again
-                changes.append(records.exec_dropped(*key))
+                changes.append(self._execs.dropped(*key))
             else:
-                changes.append(records.exec_ended(*key, _recorded(op, reply, final)))
+                changes.append(self._execs.ended(*key, _recorded(op, reply, final)))
         await op.finish(final)
         self._running.pop(key, None)
         if op.begun and not _did_not_begin(error):
