@@ -68,14 +68,14 @@ class Sending:
 
     sent: int = 0
     acked: int = 0
-    unacked: deque[tuple[int, bytes]] = field(default_factory=deque)
+    unacked: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)
 
     @property
     def room(self) -> int:
         """Bytes that may be sent now."""
         return WINDOW_BYTES - (self.sent - self.acked)
 
-    def push(self, data: bytes) -> int:
+    def push(self, data: bytes | memoryview) -> int:
         """Notes a chunk as sent; its offset. At most CHUNK_BYTES and within room."""
         if len(data) > min(CHUNK_BYTES, self.room):
             raise ValueError(f"a chunk of {len(data)} bytes is over the window")
@@ -92,7 +92,7 @@ class Sending:
         while self.unacked and self.unacked[0][0] + len(self.unacked[0][1]) <= count:
             self.unacked.popleft()
 
-    def again(self) -> list[tuple[int, bytes]]:
+    def again(self) -> list[tuple[int, bytes | memoryview]]:
         """What to repeat from the acknowledged count on: (offset, bytes)."""
         cuts = ((o, c, max(self.acked - o, 0)) for o, c in self.unacked)
         return [(o + cut, c[cut:]) for o, c, cut in cuts]

@@ -290,20 +290,23 @@ class Operation(Generic[R]):
 
     # -- what goes -------------------------------------------------------------
 
-    async def _io(self, kind: str, data: bytes = b"", offset: int | None = None) -> None:
+    async def _io(
+        self, kind: str, data: bytes | memoryview = b"", offset: int | None = None
+    ) -> None:
         headers = {HEADER_OP: self.op_id, HEADER_FRAME: kind}
         if offset is not None:
             headers[HEADER_OFFSET] = str(offset)
         await self._link.publish(self.io_subject, data, headers=headers)
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Sends input, as fast as the other side takes it. Raises ``StdinClosed``
         after :meth:`end_input` or the end of the operation."""
-        view = memoryview(data)
+        # kept until it is acknowledged; what the caller could change is copied
+        view = data if isinstance(data, memoryview) else memoryview(bytes(data))
         while view:
             await self._until_room()
             size = min(len(view), CHUNK_BYTES, self.sending.room)
-            chunk = bytes(view[:size])
+            chunk = view[:size]
             offset = self.sending.push(chunk)
             await self._io("i", chunk, offset)
             view = view[size:]

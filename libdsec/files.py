@@ -8,6 +8,7 @@ the sandbox said how many bytes it stored and that is what was sent.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -63,8 +64,10 @@ class Files:
         """The content (``length`` bytes from ``offset``). ``text`` decodes it strictly
         as UTF-8. Raises ``FileNotFound``, ``FileIsADirectory``,
         ``FilePermissionDenied``."""
-        parts = [p async for p in self._stream(path, offset=offset, length=length, user=user)]
-        data = b"".join(parts)
+        whole = io.BytesIO()  # takes each part while it is warm; its value is no copy
+        async for part in self._stream(path, offset=offset, length=length, user=user):
+            whole.write(part)
+        data = whole.getvalue()
         return data.decode() if text else data
 
     async def write(
@@ -285,7 +288,12 @@ class Files:
             operation.abandon()
 
     async def _write(
-        self, path: str, chunks: AsyncIterator[bytes], *, size: int | None, **facts: Any
+        self,
+        path: str,
+        chunks: AsyncIterator[bytes | memoryview],
+        *,
+        size: int | None,
+        **facts: Any,
     ) -> int:
         operation = await self._start("file_write", path, size=size, **facts)
         count = 0
@@ -315,10 +323,10 @@ def _info(entry: FileEntry) -> FileInfo:
     return FileInfo(**{name: getattr(entry, name) for name in FileInfo.__dataclass_fields__})
 
 
-async def _chunks(data: bytes) -> AsyncIterator[bytes]:
+async def _chunks(data: bytes) -> AsyncIterator[bytes | memoryview]:
     view = memoryview(data)
     for start in range(0, len(view), CHUNK_BYTES):
-        yield bytes(view[start : start + CHUNK_BYTES])
+        yield view[start : start + CHUNK_BYTES]
 
 
 async def _from_file(source: Any, progress: Progress | None) -> AsyncIterator[bytes]:
