@@ -21,6 +21,7 @@ WANTED = (
     "SandboxSpec", "CreateRequest", "CreateReply", "ItemResult", "MAX_BATCH",
     "SandboxOpRequest", "OpReply", "SandboxEvent", "SandboxInfo", "SandboxQuery", "SandboxPage",
     "CHUNK_BYTES", "WINDOW_BYTES", "INLINE_BYTES", "KEEPALIVE_S", "ExecRequest", "ExecReply",
+    "CONNECT_WINDOW_BYTES", "ConnectRequest", "ConnectReply",
     "FileRequest", "FileReply", "FileEntry", "InfoRequest", "InfoReply",
     "Limits", "Amounts", "ProjectCreate", "ProjectDelete", "ProjectInfo", "KeyCreate",
     "KeyDelete", "KeyInfo", "GrantCreate", "GrantDelete", "QuotaCreate", "QuotaInfo",

@@ -88,6 +88,7 @@ class FakeDriver:
         """Everything a fake can do."""
         features = {name: Feature(True) for name in FEATURES}
         features["pty"] = Feature(False, "a fake has no terminals")
+        features["ports"] = Feature(False, "nothing listens in a fake")
         return BackendReport(True, features=features)
 
     async def open(self, on_exit: OnExit) -> None:
