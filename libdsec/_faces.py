@@ -5,6 +5,7 @@ from __future__ import annotations
 from libdsec import managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
+from libdsec.ports import Connection, Port
 from libdsec.process import Output, Process
 from libdsec.sandbox import Sandbox
 
@@ -18,6 +19,8 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Audit": (managers.Audit, ()),
     "Files": (Files, ()),
     "Output": (Output, ()),
+    "Connection": (Connection, ("port",)),
+    "Port": (Port, ("port",)),
     "Process": (Process, ("stdout", "stderr")),
     "Sandbox": (Sandbox, ("uid", "project", "state", "job", "labels", "files")),
     "DSecClient": (

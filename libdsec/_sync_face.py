@@ -103,6 +103,15 @@ def _iterates(method: Callable[..., Any]) -> Callable[..., Any]:
     return _marked(call, method)
 
 
+def _calls(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Face, *args: Any, **kw: Any) -> Any:
+        given, named = _arguments(args, kw)
+        return wrap(method(self._async, *given, **named))
+
+    return _marked(call, method)
+
+
 def _marked(call: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     """The signature stays visible, without the async function behind it."""
     call.__signature__ = inspect.signature(method)
@@ -127,6 +136,8 @@ def make_face(source: type, *, module: str, attributes: tuple[str, ...] = ()) ->
             members[name] = _iterates(member)
         elif inspect.iscoroutinefunction(member):
             members[_DUNDERS.get(name, name)] = _waits(member)
+        elif inspect.isfunction(member) and name not in _DUNDERS and name != "__anext__":
+            members[name] = _calls(member)
         elif isinstance(member, property):
             members[name] = _reads(name, member.__doc__)
     for name in attributes:

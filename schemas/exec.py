@@ -31,8 +31,8 @@ A client that missed something, or heard nothing for three ``KEEPALIVE_S``, send
 same request again with a new last token of the reply subject. From then on frames come
 there: first the output it has not acknowledged, with ``Dsec-Offset``; where the edge
 waits for input, ``r`` and ``a``, and the client sends on from that count. Such a request
-says with ``Dsec-Have`` what output the client has: an edge that was restarted meanwhile
-follows the running command again and goes on from there.
+says with ``Dsec-Have`` what output the client has, if it has heard anything: an edge that
+was restarted meanwhile follows the running command again and goes on from there.
 
 Another client of the same principal attaches by ``attach``: ``r`` and ``a`` come first
 where the command takes input, else ``k``; then the output that is retained.
@@ -211,6 +211,6 @@ class InfoReply(Versioned, frozen=True):
 
 
 ExecVerb = Literal[
-    "exec", "io", "info", "connect", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
-    "file_remove", "file_move",
+    "exec", "io", "info", "connect", "file_read", "file_write", "file_stat", "file_list",
+    "file_mkdir", "file_remove", "file_move",
 ]  # fmt: skip

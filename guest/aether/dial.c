@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define CONNECT_NS 10000000000ull /* where the edge says nothing */
 #define PAUSE_NS 2000000ull      /* before the second try; doubles */
 #define PAUSE_MAX_NS 50000000ull
 #define SOCKET_BUFFER (256 << 10) /* of each direction, in the kernel */
@@ -141,7 +142,7 @@ static const char *check(const uint8_t *p, size_t n, struct op *op)
     }
     op->dial.port = (uint16_t)port;
     op->dial.wait_end = op->started + wait;
-    op->deadline = op->dial.wait_end + op->timeout;
+    op->deadline = op->dial.wait_end + (op->timeout ? op->timeout : CONNECT_NS);
     return k < 0 ? "spec" : port && port < 65536 ? NULL : "port";
 }
 
@@ -176,7 +177,7 @@ void dial_answered(struct op *op)
         err = errno;
     d->fd = -1;
     if (err) {
-        close(fd);
+        drop(&fd, true); /* so that its port is free at once */
         next(op, err);
         return;
     }

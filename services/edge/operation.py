@@ -47,7 +47,7 @@ class Operation:
 
     window_bytes = WINDOW_BYTES
     retained_max_bytes = RETAINED_BYTES
-    stall_s: float | None = STALL_S
+    may_stall = False  # a client that confirms nothing is waited for
     terminal = False  # a silent client has hung up
 
     def __init__(
@@ -112,10 +112,10 @@ class Operation:
         while self._sent - self._confirmed + len(data) > self.window_bytes:
             self._room.clear()
             try:
-                async with asyncio.timeout(self.stall_s):
+                async with asyncio.timeout(None if self.may_stall else STALL_S):
                     await self._room.wait()
             except TimeoutError:
-                raise DeadlineExceeded(f"the reader took nothing for {self.stall_s:g} s") from None
+                raise DeadlineExceeded(f"the reader took nothing for {STALL_S:g} s") from None
         async with self._sending:
             offset = self._sent
             self._unconfirmed.append((offset, frame, data))

@@ -29,7 +29,7 @@ class Connection(Operation):
 
     window_bytes = CONNECT_WINDOW_BYTES
     retained_max_bytes = 0  # nobody joins
-    stall_s = None
+    may_stall = True
     terminal = True
     _output_over = False
 
