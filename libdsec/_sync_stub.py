@@ -107,7 +107,9 @@ def _imports(used: set[str]) -> list[str]:
                 named = (RENAMED.get(a.name, a.name) for a in node.names)
                 wanted = (n for n in named if n in used and n not in exported)
                 lines |= {f"from {node.module} import {n}" for n in wanted}
-    defined = {"LocalPath": "files", "Progress": "files", "OnProgress": "managers"}
+    defined = {
+        "LocalPath": "files", "Progress": "files", "OnProgress": "managers", "OnError": "ports",
+    }  # fmt: skip
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}
     lines |= {"from httpx import Client"} & {f"from httpx import {n}" for n in used}
     return sorted(lines)

@@ -36,6 +36,9 @@ LOCAL_HOST = "127.0.0.1"
 
 R = TypeVar("R", bound=msgspec.Struct)
 
+OnError = Callable[[DSecError], None]
+"""Told why a connection failed; whoever made it here sees a reset."""
+
 
 class Dialled(Operation[ConnectReply]):
     """The operation of one connection: smaller windows, an output that ends by itself."""
@@ -178,11 +181,13 @@ class Port:
     open connections on this machine's loopback interface can use it."""
 
     def __init__(
-        self, dial: Callable[[], Awaitable[Connection]], port: int, *, local: int, eager: bool
-    ) -> None:
+        self, dial: Callable[[], Awaitable[Connection]], port: int, *, local: int, eager: bool,
+        on_error: OnError | None = None,
+    ) -> None:  # fmt: skip
         self._dial = dial
         self._local = local
         self._eager = eager
+        self._on_error = on_error
         self._spare: Connection | None = None
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -242,7 +247,7 @@ class Port:
                 await _join(connection, reader, writer)
             writer.close()
         except DSecError as exc:
-            self._error = exc
+            self._failed(exc)
             _reset(writer)
         except OSError:  # of the local end: the sandbox's was reset
             _reset(writer)
@@ -250,6 +255,11 @@ class Port:
             _reset(writer)
         finally:
             self._serving.discard(task)
+
+    def _failed(self, error: DSecError) -> None:
+        self._error = error
+        if self._on_error is not None:
+            self._on_error(error)
 
     async def _dialled(self) -> Connection:
         """A connection: that of the beginning, once, where it is still as it was made."""
@@ -312,9 +322,7 @@ class HasPorts:
         many seconds to wait for something to listen there. Raises ``PortRefused`` where
         nothing does, ``DeadlineExceeded`` where it takes no connection."""
         wait_s = seconds(wait, "wait") or 0.0
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 1 << 16:
-            raise InvalidRequest(f"a port is a number from 1 to 65535, not {port!r}", field="port")
-        request = ConnectRequest(op_id=_ids.new(), port=port, wait_s=wait_s)
+        request = ConnectRequest(op_id=_ids.new(), port=_checked_port(port), wait_s=wait_s)
         operation = await self._start("connect", request, ConnectReply, kind=Dialled)
         assert isinstance(operation, Dialled)
         try:
@@ -328,17 +336,26 @@ class HasPorts:
             raise
         return Connection(operation, port, self._core)
 
-    def port(self, port: int, *, wait: Seconds | None = None, local: int = 0) -> Port:
+    def port(
+        self,
+        port: int,
+        *,
+        wait: Seconds | None = None,
+        local: int = 0,
+        on_error: OnError | None = None,
+    ) -> Port:
         """``async with sandbox.port(8000) as address``: a loopback address of this
         machine, ``(host, port)``, whose connections reach the sandbox's port. ``wait``:
         how many seconds to wait at the beginning, and for each connection, for something
         to listen there (then ``PortRefused``); without it nothing is tried at the
-        beginning. ``local``: the port here, 0 for any."""
+        beginning. ``local``: the port here, 0 for any. A connection that fails is reset
+        here; ``on_error`` is told why."""
 
         async def dial() -> Connection:
             return await self.connect(port, wait=wait)
 
-        return Port(dial, port, local=local, eager=wait is not None)
+        _checked_port(port)
+        return Port(dial, port, local=local, eager=wait is not None, on_error=on_error)
 
     def http(self, port: int, *, wait: Seconds | None = None, **options: Any) -> AsyncClient:
         """An ``httpx`` client whose connections go to the sandbox, with ``options`` of
@@ -346,8 +363,15 @@ class HasPorts:
         are the sandbox's too; other hosts are refused, so no redirect leads to this
         machine's network. ``wait`` as in :meth:`connect`. Raises ``Unsupported`` where
         httpx is not installed (``libdsec[http]``)."""
+        _checked_port(port)
         made: AsyncClient = http().async_client(self.connect, port, wait=wait, **options)
         return made
+
+
+def _checked_port(port: int) -> int:
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 1 << 16:
+        raise InvalidRequest(f"a port is a number from 1 to 65535, not {port!r}", field="port")
+    return port
 
 
 def http() -> Any:

@@ -18,6 +18,7 @@ from libdsec.args import Seconds
 from libdsec.files import LocalPath
 from libdsec.files import Progress
 from libdsec.managers import OnProgress
+from libdsec.ports import OnError
 from libdsec.process import OnOutput
 from typing import Any
 from typing import Literal
@@ -355,7 +356,7 @@ class Sandbox:
     def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
         ...
 
-    def port(self, port: int, *, wait: Seconds | None=None, local: int=0) -> Port:
+    def port(self, port: int, *, wait: Seconds | None=None, local: int=0, on_error: OnError | None=None) -> Port:
         ...
 
     def http(self, port: int, *, wait: Seconds | None=None, **options: Any) -> Client:

@@ -20,6 +20,7 @@ from services.edge.agent import ports, wire
 from services.edge.agent.client import AgentClient, CgroupFds
 from services.edge.agent.wire import Fields, Msg, Tag
 from shared.errors import Conflict, DeadlineExceeded, NotFound
+from tests.conformance.callers import Caller
 from tests.conformance.harness import until
 from tests.integration.guest.test_agent import AETHER, Raw, agent
 
@@ -27,38 +28,6 @@ __all__ = ["agent"]  # the fixture
 
 MIB = 1 << 20
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-class Caller:
-    """A ``PortIO`` that keeps what it gets and sends what it is told to."""
-
-    def __init__(self, *chunks: bytes | None) -> None:
-        self.there, self.over = asyncio.Event(), asyncio.Event()
-        self.got = bytearray()
-        self.sent = 0
-        self.slow = asyncio.Event()
-        self.slow.set()
-        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.send(*chunks)
-
-    def send(self, *chunks: bytes | None) -> None:
-        for chunk in chunks:
-            self._chunks.put_nowait(chunk)
-
-    async def connected(self) -> None:
-        self.there.set()
-
-    async def output(self, _stream: str, data: bytes) -> None:
-        await self.slow.wait()
-        self.got += data
-
-    async def output_ended(self) -> None:
-        self.over.set()
-
-    async def input(self) -> AsyncIterator[bytes]:
-        while (chunk := await self._chunks.get()) is not None:
-            yield chunk
-            self.sent += len(chunk)
 
 
 @pytest.fixture
