@@ -325,6 +325,7 @@ class HasPorts:
         request = ConnectRequest(op_id=_ids.new(), port=_checked_port(port), wait_s=wait_s)
         operation = await self._start("connect", request, ConnectReply, kind=Dialled)
         assert isinstance(operation, Dialled)
+        self._core.dialled.add(operation)
         try:
             await operation.connected()
             if operation.done and (error := (await operation.final()).error):

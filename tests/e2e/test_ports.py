@@ -25,6 +25,7 @@ from libdsec import (
     DSecClient,
     DSecContainerRunArgs,
     DSecRunArgs,
+    Forbidden,
     InvalidRequest,
     NotFound,
     PortRefused,
@@ -36,7 +37,7 @@ from libdsec import (
     sync,
 )
 from services.local import LocalSystem
-from tests.e2e.conftest import until
+from tests.e2e.conftest import open_client, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -101,8 +102,6 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def sandbox(container_system: LocalSystem) -> AsyncIterator[Sandbox]:
-    from tests.e2e.conftest import open_client
-
     async with open_client(container_system) as client:
         made = await client.run_container(ARGS, timeout=120)
         await made.spawn("python3", "-c", WEB, stdin=False)
@@ -411,15 +410,38 @@ async def test_a_paused_sandbox_is_resumed_by_a_connection(client: DSecClient) -
             assert await echoed(open_, 1) == b"x"
 
 
-async def test_connections_count_as_use_and_leave_nothing(sandbox: Sandbox) -> None:
+async def test_a_grant_of_its_own_opens_ports_alone(
+    fake_system: LocalSystem, client: DSecClient
+) -> None:
+    grants = ["sandbox.connect", "sandbox.get"]
+    key = await client.keys.create(project=client.project, grants=grants)
+    async with (
+        await client.create(FAKE, timeout=60) as made,
+        open_client(fake_system, api_key=key.secret, keep=True) as guest,
+    ):
+        seen = await guest.get(made.id)
+        async with await seen.connect(ECHO) as open_:
+            await open_.write(b"x")
+            assert await echoed(open_, 1) == b"x"
+        with pytest.raises(Forbidden):
+            await seen.exec("true")
+
+
+async def test_what_is_given_up_leaves_nothing(
+    sandbox: Sandbox, container_system: LocalSystem
+) -> None:
     async def open_ones() -> int:
         text = (await sandbox.exec("cat /proc/net/tcp")).text
         return sum(":1B59 " in line and " 01 " in line for line in text.splitlines())
 
     held = [await sandbox.connect(7001) for _ in range(3)]
     assert await open_ones() >= 3
-    for connection in held:
-        await connection.abort()
+    await held[0].abort()
+    await held[1].close()
+    async with open_client(container_system) as another:
+        await (await another.get(sandbox.id)).connect(7001)  # goes with its client
+    await held[2].close_write()
+    assert await held[2].read() == b""
 
     async def gone() -> bool:
         return await open_ones() == 0

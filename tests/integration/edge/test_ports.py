@@ -159,6 +159,17 @@ async def test_connections_are_bounded_apart_from_commands(system: Cluster) -> N
     await until(lambda: "r" in more.kinds())
 
 
+async def test_an_open_connection_is_use(system: Cluster) -> None:
+    uid = await system.running(ttl_running_stop=0.5)
+    op_id, answer = await dialled(system, uid)
+    await until(lambda: "r" in answer.kinds())
+    await asyncio.sleep(1.5)
+    assert system.scheduler.seen(uid) == ["running"]
+    await system.caller.io(uid, op_id, "f")
+    assert (await final(answer)).error is None
+    assert (await system.scheduler.observed(uid, "stopped")).cause == "idle_timeout"
+
+
 async def test_another_principal_reaches_no_connection(system: Cluster) -> None:
     uid = await system.running()
     op_id, answer = await dialled(system, uid)

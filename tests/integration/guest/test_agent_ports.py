@@ -8,7 +8,6 @@ import contextlib
 import os
 import socket
 import struct
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -139,7 +138,7 @@ async def test_waiting_never_meets_itself(tmp_path: Path) -> None:
         "ip link set lo up; echo 40000 40003 >/proc/sys/net/ipv4/ip_local_port_range;"
         f"exec {AETHER} {path} gen"
     )
-    process = subprocess.Popen(["unshare", "-n", "sh", "-c", script], start_new_session=True)
+    process = await asyncio.create_subprocess_exec("unshare", "-n", "sh", "-c", script)
     try:
         client = await AgentClient.connect(path, cgroups=CgroupFds(), wait=True)
         for number in range(100):
@@ -148,7 +147,7 @@ async def test_waiting_never_meets_itself(tmp_path: Path) -> None:
         client.close()
     finally:
         process.kill()
-        process.wait()
+        await process.wait()
 
 
 async def test_a_listener_of_the_other_family_is_found(client: AgentClient) -> None:
