@@ -53,6 +53,7 @@ from libdsec.errors import (
     Unsupported,
 )
 from libdsec.files import Files
+from libdsec.jobs import Job
 from libdsec.ports import Connection, LocalAddress, Port
 from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
@@ -88,6 +89,7 @@ __all__ = [
     "Info",
     "InternalError",
     "InvalidRequest",
+    "Job",
     "LocalAddress",
     "NoSpaceLeft",
     "NotARegularFile",
