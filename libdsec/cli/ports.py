@@ -37,7 +37,7 @@ def forward(
             asyncio.get_running_loop().add_signal_handler(
                 signal.SIGTERM, failures.put_nowait, None
             )
-            rows = []
+            rows: list[dict[str, str | int]] = []
             for text in ports:
                 port, local = _pair(text)
                 address = await _open(opened, sandbox, port, local, wait, failures)
