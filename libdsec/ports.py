@@ -49,9 +49,12 @@ class Dialled(Operation[ConnectReply]):
         self.receiving = _flow.Receiving(ack_every=CONNECT_WINDOW_BYTES // 4)
         self.sending = _flow.Sending(window=CONNECT_WINDOW_BYTES)
         self.output_ended = False
+        self._known = False
 
     def on_frame(self, kind: str, data: bytes, offset: int | None) -> None:
         super().on_frame(kind, data, offset)
+        self._known = self._known or kind == "r"
+        self._heard = self._known  # before that nothing was sent, and it may begin anew
         if kind == "d" and not self.receiving.complete(offset):
             self.reattach()
         elif kind == "d":

@@ -206,6 +206,7 @@ void ops_list(struct buf *b);
 /* ---- dial.c: connections to ports ---- */
 void dial_start(uint32_t id, const uint8_t *p, size_t n);
 void dial_answered(struct op *op);
+void dial_ack(int fd);
 void dial_output_end(struct op *op, int err);
 void dial_abort(struct op *op);
 void dial_tick(struct op *op, uint64_t now);

@@ -202,6 +202,8 @@ void op_read(struct op *op, int which)
         return;
     }
     op->drain_idle = now_ns() + DRAIN_IDLE_NS;
+    if (op->dial.on)
+        dial_ack(s->fd);
     if (s->retain) {
         stream_push(s, scratch, (size_t)k);
     } else {

@@ -8,7 +8,15 @@ import os
 
 import pytest
 
-from libdsec import Connection, DSecClient, DSecRunArgs, Forbidden, PortReset, _operation
+from libdsec import (
+    Connection,
+    DSecClient,
+    DSecRunArgs,
+    Forbidden,
+    PortRefused,
+    PortReset,
+    _operation,
+)
 from services.local import LocalSystem
 from tests.e2e.conftest import open_client
 
@@ -67,6 +75,21 @@ async def test_a_killed_edge_breaks_connections_and_takes_new_ones(
         async with await made.connect(ECHO) as again:
             await again.write(b"after")
             assert await echoed(again, 5) == b"after"
+
+
+async def test_waiting_goes_on_over_a_restart_of_the_edge(
+    fake_system: LocalSystem, client: DSecClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was sent yet, so there is nothing to lose."""
+    monkeypatch.setattr(_operation, "SILENCE_S", 1.0)
+    async with await client.create(FAKE, timeout=60) as made:
+        waiting = asyncio.create_task(made.connect(8080, wait=4))
+        await asyncio.sleep(1)
+        edge = f"edge-{made.node}"
+        await fake_system.kill(edge)
+        await fake_system.restart(edge)
+        with pytest.raises(PortRefused):  # as the answer of the new one is
+            await asyncio.wait_for(waiting, 60)
 
 
 async def test_a_paused_sandbox_is_resumed_by_a_connection(client: DSecClient) -> None:

@@ -250,6 +250,9 @@ async def test_an_http_client_needs_no_listener(sandbox: Sandbox) -> None:
         assert (await web.post("/", content=data)).content == data[::-1]
         many = await asyncio.gather(*(web.get(f"/{n}") for n in range(100)))
         assert [r.text for r in many] == [f"/{n}" for n in range(100)]
+    async with sandbox.http(7002, timeout=0.5) as mute:
+        with pytest.raises(httpx.ReadTimeout):
+            await mute.get("/")
     async with sandbox.http(8000) as web:
         with pytest.raises(httpx.ConnectError, match="port 7099"):
             await web.get("http://localhost:7099/")

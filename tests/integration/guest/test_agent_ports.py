@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from services.edge.agent import ports, wire
-from services.edge.agent.client import AgentClient, CgroupFds
+from services.edge.agent.client import AgentClient
+from services.edge.agent.handshake import CgroupFds
 from services.edge.agent.wire import Fields, Msg, Tag
 from shared.errors import Conflict, DeadlineExceeded, NotFound
 from tests.conformance.callers import Caller
