@@ -101,6 +101,7 @@ class App:
             consumer.start()
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
+        self.health.count("outbox_given_up", lambda: self.outbox.given_up)
         self.health.add("topology", self._check_topology)
         for consumer in self.consumers:
             self.health.add(consumer.name, consumer.check)
