@@ -2,9 +2,9 @@
 
 Owns: the outbox table's rows and their way to the bus. Delivery is at least once;
 the message id makes the bus drop repetitions. A row is sent at once by the process
-that wrote it; the sweep sends what a crash or an outage left. A row that the bus refuses (not one that it
-is away for) is tried again less and less often, and given up to the dead letters in the
-end: the others flow on.
+that wrote it; the sweep sends what a crash or an outage left. A row that the bus
+refuses (an outage is no refusal) is tried again less and less often, and given up to
+the dead letters in the end: the others flow on.
 """
 
 from __future__ import annotations
@@ -235,7 +235,8 @@ class Outbox:
                 {"age": SWEEP_AFTER_S, "n": SWEEP_ROWS},
             )
             found = [
-                (i, Outgoing(s, bytes(d), json.loads(h) if h else {}), n) for i, s, d, h, n in result
+                (i, Outgoing(subject, bytes(data), json.loads(headers) if headers else {}), tries)
+                for i, subject, data, headers, tries in result
             ]
             if not found:
                 return 0
