@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import nats
 import pytest
+import pytest_asyncio
 from nats.aio.client import Client
 
 from devstack import Endpoints, Infra
@@ -29,13 +31,7 @@ from schemas.image import (
 from schemas.sandbox import ImageConfig
 from schemas.subjects import cmd, rpc
 from services.imagesvc.app import App
-from services.imagesvc.importer import (
-    DockerSource,
-    ImportRequest,
-    ImportResult,
-    PathSource,
-    is_small,
-)
+from services.imagesvc.importer import ImportRequest, ImportResult, PathSource
 from services.imagesvc.settings import Settings
 from shared import ids, topology
 from shared.bus import unwrap
@@ -43,7 +39,7 @@ from shared.db import Database
 from shared.errors import NotFound
 from shared.migrate import prepare
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 ANSWER_S = 30.0
 PROJECT = "team"
@@ -110,23 +106,34 @@ class Stack:
         return str(folder)
 
 
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    infra = Infra(tmp_path / "infra")
-    ends = await infra.start()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def infra(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Infra]:
+    made = Infra(tmp_path_factory.mktemp("infra"))
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(infra: Infra, tmp_path: Path) -> AsyncIterator[Stack]:
+    """An empty schema, no commands, a folder of its own."""
+    ends = infra.endpoints
     client = await nats.connect(ends.nats_url, user="auth", password=ends.nats_users["auth"])
     try:
+        database = await asyncpg.connect(ends.pg_dsn_admin)
+        await database.execute("drop schema if exists imagesvc cascade")
+        await database.close()
         dsns = await prepare(ends.pg_dsn_admin, {"imagesvc": "secret"})
         await topology.declare(client.jetstream())
+        await client.jetstream().purge_stream("DSEC_CMD")
         folder = tmp_path / "work"
         folder.mkdir()
         yield Stack(ends, dsns["imagesvc"], client, folder)
     finally:
         await client.close()
-        await infra.stop()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def app(stack: Stack) -> AsyncIterator[App]:
     made = App(stack.settings())
     await made.start()
@@ -317,16 +324,6 @@ async def test_long_imports_hold_up_neither_small_ones_nor_deletions(
         may_end.set()
         replies = await asyncio.gather(*long)
     assert [r.error for r in replies] == [None] * len(names)
-
-
-def test_only_what_is_seen_to_be_small_is_small(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"x" * 10)
-    assert is_small(PathSource(tmp_path), 10)
-    assert is_small(PathSource(tmp_path / "f"), 10)
-    assert not is_small(PathSource(tmp_path), 9)
-    assert not is_small(PathSource(tmp_path / "f"), 9)
-    assert not is_small(PathSource(tmp_path / "none"), 10)
-    assert not is_small(DockerSource("img"), 10)
 
 
 async def test_health_tells_what_is_wrong(stack: Stack, app: App) -> None:
