@@ -247,6 +247,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "projects, keys, grants, quotas, nodes"),
     Subject("dsec.exec.v1.*.*.*.exec.*", "core", "client", ("edge",), "ExecRequest",
             "run a command"),
+    Subject("dsec.exec.v1.*.*.*.connect.*", "core", "client", ("edge",), "ConnectRequest",
+            "reach a port"),
     Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest",
             "live facts"),
     Subject("dsec.exec.v1.*.*.*.*.*", "core", "client", ("edge",), "FileRequest",
@@ -302,7 +304,8 @@ SUBJECTS: tuple[Subject, ...] = (
 )  # fmt: skip
 
 EXEC_GRANTS: dict[str, tuple[str, ...]] = {
-    "sandbox.exec": ("exec", "io", "info"),
+    "sandbox.exec": ("exec", "io", "info", "connect"),
+    "sandbox.connect": ("connect", "io", "info"),
     "sandbox.files": (
         "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
         "file_remove", "file_move",
