@@ -172,8 +172,12 @@ DURABLES: tuple[Durable, ...] = (
     Durable(
         "scheduler_observations", "DSEC_EVT", ("dsec.evt.v1.edge.sandbox.*",), owner="scheduler"
     ),
-    # an import of a large image takes minutes: the handler keeps the message alive
-    Durable("imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.>",), owner="imagesvc", batch=8),
+    # an import of a large image takes minutes: the handler keeps the message alive, and
+    # nothing else is fetched along with it
+    Durable(
+        "imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.create.>",), owner="imagesvc", batch=1
+    ),
+    Durable("imagesvc_quick", "DSEC_CMD", ("dsec.cmd.v1.image.delete.>",), owner="imagesvc"),
     Durable(
         "audit_access",
         "DSEC_EVT",
