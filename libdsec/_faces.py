@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from libdsec import managers
+from libdsec import jobs, managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
+from libdsec.ports import Connection, Port
 from libdsec.process import Output, Process
 from libdsec.sandbox import Sandbox
 
@@ -16,13 +17,17 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Quotas": (managers.Quotas, ()),
     "Nodes": (managers.Nodes, ()),
     "Audit": (managers.Audit, ()),
+    "Jobs": (jobs.Jobs, ()),
+    "Job": (jobs.Job, ("id", "lease_s", "on_lost", "sandboxes", "epoch", "lost")),
     "Files": (Files, ()),
     "Output": (Output, ()),
+    "Connection": (Connection, ("port",)),
+    "Port": (Port, ("port",)),
     "Process": (Process, ("stdout", "stderr")),
     "Sandbox": (Sandbox, ("uid", "project", "state", "job", "labels", "files")),
     "DSecClient": (
         DSecClient,
-        ("images", "projects", "keys", "grants", "quotas", "nodes", "audit"),
+        ("images", "projects", "keys", "grants", "quotas", "nodes", "audit", "jobs"),
     ),
 }
 """Public async classes by name, with the instance attributes they show."""

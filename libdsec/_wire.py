@@ -227,10 +227,12 @@ class SandboxOpRequest(Versioned, frozen=True):
 class OpReply(Versioned, frozen=True):
     """→ the client's inbox when every named sandbox has settled (or its error). Where a
     node is silent, the item says ``unavailable`` and the state it is in (``stopping``):
-    the operation stands, and is carried out when the node is back."""
+    the operation stands, and is carried out when the node is back. Many results come
+    in several messages; the final one is the ``last``."""
 
     request_id: Uid
     results: list[ItemResult]
+    last: bool = True
 
 class LayerRef(Message, frozen=True):
     """A layer in the store."""
@@ -335,6 +337,9 @@ INLINE_BYTES = 64 * 1024
 KEEPALIVE_S = 5.0
 """Longest silence of an operation that lives."""
 
+CONNECT_WINDOW_BYTES = 512 * 1024
+"""As WINDOW_BYTES, of a connection."""
+
 OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
@@ -427,6 +432,29 @@ class FileReply(Versioned, frozen=True):
     entries: list[FileEntry] | None = None
     data: bytes | None = None
     size: int = 0
+    error: WireError | None = None
+
+class ConnectRequest(Versioned, frozen=True):
+    """verb ``connect``: a connection to a TCP port of the sandbox's loopback interface
+    (127.0.0.1, then ::1). ``wait_s``: how long to wait for something to listen there.
+    Input frames go there, ``o`` frames come from there, ``f`` and ``d`` end one direction
+    each; the final reply comes when both have ended, ``c`` resets it. ``Dsec-Have`` is
+    sent only by a client that has heard of the connection: where it is not known any
+    more that is an error, and no new one is made. A client that is silent for
+    ``HANGUP_S`` is gone; it answers every ``k`` with ``w``."""
+
+    op_id: OpId
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+    wait_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+
+class ConnectReply(Versioned, frozen=True):
+    """The final frame of ``connect``: bytes that went there and came from there. Errors
+    about the port have its name as field and ``details.errno``: ECONNREFUSED, ETIMEDOUT,
+    ECONNRESET."""
+
+    op_id: OpId
+    sent: int = 0
+    received: int = 0
     error: WireError | None = None
 
 class InfoRequest(Versioned, frozen=True):
@@ -670,6 +698,62 @@ class ImageQuery(Versioned, frozen=True):
     name: str | None = None
     kind: Kind | None = None
     projects: list[str] = []
+
+JobName = Annotated[str, Meta(min_length=1, max_length=128)]
+
+JobState = Literal["free", "leased", "lapsed"]
+"""``free``: nobody ever opened it, its sandboxes only carry its name."""
+
+OnLost = Literal["pause", "stop", "keep"]
+
+class JobRequest(Versioned, frozen=True):
+    """client → auth, ``dsec.req.v1.<project>.job.<open|renew>[.<principal>]``.
+
+    ``holder`` names the process that holds the lease: opening takes the job over from
+    any other holder, whose next renewal is a conflict.
+    """
+
+    request_id: Uid
+    job: JobName
+    holder: Uid
+    lease_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
+    on_lost: OnLost = "pause"
+
+class JobInfo(Message, frozen=True):
+    """A job. ``epoch`` counts its holders; ``sandboxes`` the live ones by state."""
+
+    project: Token
+    job: str
+    state: JobState
+    epoch: int = 0
+    holder: str = ""
+    principal: str = ""
+    lease_s: float = 0.0
+    lease_until: UnixTime | None = None
+    on_lost: OnLost = "pause"
+    changed_at: UnixTime = 0.0
+    sandboxes: dict[str, int] = {}
+
+class JobReply(Versioned, frozen=True):
+    """→ the client's inbox."""
+
+    request_id: Uid
+    job: JobInfo
+
+class JobQuery(Versioned, frozen=True):
+    """client → auth, ``dsec.get.v1.<project>.job.list``. ``after`` is the last name of
+    the page before."""
+
+    job: JobName | None = None
+    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 200
+    project: str | None = None
+
+class JobPage(Versioned, frozen=True):
+    """Jobs in the order of their names; ``next`` is set where more follow."""
+
+    jobs: list[JobInfo]
+    next: str | None = None
 
 class Finding(Versioned, frozen=True):
     """audit → security team, ``dsec.audit.v1.<project>.<severity>.<rule>``."""

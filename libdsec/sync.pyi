@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from httpx import Client
 from libdsec._wire import AuditEntry
 from libdsec._wire import Finding
 from libdsec._wire import IamReply
 from libdsec._wire import ImageInfo
+from libdsec._wire import JobInfo
 from libdsec._wire import KeyInfo
 from libdsec._wire import NodeInfo
 from libdsec._wire import ProjectInfo
@@ -17,6 +19,7 @@ from libdsec.args import Seconds
 from libdsec.files import LocalPath
 from libdsec.files import Progress
 from libdsec.managers import OnProgress
+from libdsec.ports import OnError
 from libdsec.process import OnOutput
 from typing import Any
 from typing import Literal
@@ -47,10 +50,14 @@ from libdsec import Forbidden as Forbidden
 from libdsec import Info as Info
 from libdsec import InternalError as InternalError
 from libdsec import InvalidRequest as InvalidRequest
+from libdsec import LocalAddress as LocalAddress
 from libdsec import NoSpaceLeft as NoSpaceLeft
 from libdsec import NotARegularFile as NotARegularFile
 from libdsec import NotFound as NotFound
 from libdsec import PolicyDenied as PolicyDenied
+from libdsec import PortError as PortError
+from libdsec import PortRefused as PortRefused
+from libdsec import PortReset as PortReset
 from libdsec import QuotaExceeded as QuotaExceeded
 from libdsec import SandboxDied as SandboxDied
 from libdsec import StdinClosed as StdinClosed
@@ -60,9 +67,11 @@ from libdsec import Unsupported as Unsupported
 
 CREATE_S: float
 DIFF_LIMIT_BYTES: int
+LEASE_S: float
 OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
 READY_S: float
+READ_BYTES: int
 WATCH_S: float
 
 class Images:
@@ -141,6 +150,59 @@ class Audit:
 
     def findings(self, *, project: str | None=None) -> Iterator[Finding]:
         ...
+class Jobs:
+
+    def list(self) -> Iterator[JobInfo]:
+        ...
+
+    def get(self, id: str) -> JobInfo:
+        ...
+
+    def pause(self, id: str) -> dict[str, DSecError | str]:
+        ...
+
+    def resume(self, id: str) -> dict[str, DSecError | str]:
+        ...
+
+    def stop(self, id: str, *, grace_s: Seconds=0.0) -> dict[str, DSecError | str]:
+        ...
+class Job:
+    id: str
+    lease_s: float
+    on_lost: str
+    sandboxes: list[Sandbox]
+    epoch: int
+    lost: DSecError | None
+
+    def open(self) -> Job:
+        ...
+
+    def close(self) -> None:
+        ...
+
+    def __enter__(self) -> Job:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
+        ...
+
+    def create(self, args: DSecRunArgs, *, key: str | None=None, timeout: Seconds=CREATE_S, wait: bool=True) -> Sandbox:
+        ...
+
+    def create_many(self, args: DSecRunArgs | Sequence[DSecRunArgs], *, n: int | None=None, key: str | None=None, timeout: Seconds=CREATE_S, wait: bool=True) -> list[Sandbox | DSecError]:
+        ...
+
+    def info(self) -> JobInfo:
+        ...
+
+    def pause(self) -> dict[str, DSecError | str]:
+        ...
+
+    def resume(self) -> dict[str, DSecError | str]:
+        ...
+
+    def stop(self, *, grace_s: Seconds=0.0) -> dict[str, DSecError | str]:
+        ...
 class Files:
 
     @overload
@@ -210,6 +272,55 @@ class Output:
         ...
 
     def lines(self) -> Iterator[str]:
+        ...
+class Connection:
+    port: int
+
+    @property
+    def readable(self) -> bool:
+        ...
+
+    def read(self, limit: int=READ_BYTES) -> bytes:
+        ...
+
+    def write(self, data: bytes) -> None:
+        ...
+
+    def close_write(self) -> None:
+        ...
+
+    def close(self) -> None:
+        ...
+
+    def abort(self) -> None:
+        ...
+
+    def __iter__(self) -> Connection:
+        ...
+
+    def __next__(self) -> bytes:
+        ...
+
+    def __enter__(self) -> Connection:
+        ...
+
+    def __exit__(self, type_: type[BaseException] | None, *_exc: object) -> None:
+        ...
+class Port:
+    port: int
+
+    @property
+    def address(self) -> LocalAddress:
+        ...
+
+    @property
+    def error(self) -> DSecError | None:
+        ...
+
+    def __enter__(self) -> LocalAddress:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
         ...
 class Process:
     stdout: Output
@@ -296,6 +407,15 @@ class Sandbox:
 
     def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
         ...
+
+    def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
+        ...
+
+    def port(self, port: int, *, wait: Seconds | None=None, local: int=0, on_error: OnError | None=None) -> Port:
+        ...
+
+    def http(self, port: int, *, wait: Seconds | None=None, **options: Any) -> Client:
+        ...
 class DSecClient:
     images: Images
     projects: Projects
@@ -304,6 +424,7 @@ class DSecClient:
     quotas: Quotas
     nodes: Nodes
     audit: Audit
+    jobs: Jobs
 
     def __init__(self, url: str | None=None, api_key: str | None=None, project: str | None=None, *, open_timeout: Seconds=OPEN_S, keep: bool=False) -> None:
         ...
@@ -344,6 +465,9 @@ class DSecClient:
         ...
 
     def create_many(self, args: DSecRunArgs | Sequence[DSecRunArgs], *, n: int | None=None, timeout: Seconds=CREATE_S, wait: bool=True, request_id: str | None=None) -> list[Sandbox | DSecError]:
+        ...
+
+    def job(self, id: str, *, lease_s: Seconds=LEASE_S, on_lost: str='pause') -> Job:
         ...
 
     def get(self, id: str) -> Sandbox:

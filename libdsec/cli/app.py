@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from libdsec.cli import admin, commands, doctor, files, images, sandboxes
+from libdsec.cli import admin, commands, doctor, files, images, jobs, ports, sandboxes
 from libdsec.cli.common import connection
 
 app = typer.Typer(
@@ -30,9 +30,10 @@ def options(
     connection.url, connection.api_key, connection.project = url, api_key, project
 
 
-for module in (commands, files, sandboxes, doctor):
+for module in (commands, files, ports, sandboxes, doctor):
     module.register(app)
 app.command("logs")(admin.logs)
+app.add_typer(jobs.app, name="job", help="Jobs: sandboxes that outlive their trainer.")
 app.add_typer(images.app, name="image", help="Images, workspaces and toolkits.")
 app.add_typer(admin.projects, name="project", help="Projects.")
 app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")

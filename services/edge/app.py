@@ -71,6 +71,7 @@ class Edge:
             self.supervisor, node=settings.node, link=self.link, journal=self.journal,
             observer=self.observer, clock=clock, ops_per_sandbox=settings.ops_per_sandbox,
             ops_per_node=settings.ops_per_node,
+            connections_per_sandbox=settings.connections_per_sandbox,
         )  # fmt: skip
         self.presence = Presence(
             self.supervisor, settings=settings, epoch=self.epoch, limits=limits,

@@ -311,6 +311,18 @@ def node_op(row: Sandbox, verb: str, **kw: Any) -> NodeOp:
     return NodeOp(row.node or "", verb, row.uid, row.project, row.generation, cause=row.cause, **kw)
 
 
+def ask(
+    changes: Changes, row: Sandbox, verb: str, *, at: float, by: str, deadlines: Deadlines,
+    op_id: str | None = None, trace: str | None = None,
+) -> None:  # fmt: skip
+    """Asks the sandbox's node to pause or resume it; that must be legal."""
+    after = advance(
+        changes, row, verb, at=at, by=by, generation=row.generation + 1, op_id=op_id,
+        deadline_at=at + deadlines.op_again_s,
+    )  # fmt: skip
+    changes.ops.append(node_op(after, verb, trace=trace))
+
+
 def overdue(changes: Changes, row: Sandbox, *, now: float, deadlines: Deadlines) -> None:
     """What to do with a row whose ``deadline_at`` has passed."""
     if waits(row) and now >= row.expires_at:

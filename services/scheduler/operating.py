@@ -80,12 +80,10 @@ def _pause_resume(
         return None
     if life.apply(row.state, verb) is None:
         return _conflict(row, verb)
-    after = decide.advance(
-        changes, row, verb, at=at, by="client",
-        generation=row.generation + 1, op_id=op_id,
-        deadline_at=at + deadlines.op_again_s,
+    decide.ask(
+        changes, row, verb, at=at, by="client", deadlines=deadlines, op_id=op_id,
+        trace=command.trace,
     )  # fmt: skip
-    changes.ops.append(decide.node_op(after, verb, trace=command.trace))
     return None
 
 

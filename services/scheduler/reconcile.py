@@ -11,6 +11,7 @@ from functools import partial
 
 from services.scheduler import decide, operating, requests, retention, sending, store
 from services.scheduler.fleet import Fleet
+from services.scheduler.jobs import Jobs
 from services.scheduler.work import Work
 from shared.db import Database
 from shared.periodic import Periodic, portions
@@ -22,9 +23,10 @@ MAX_PORTIONS = 64
 class Reconciler:
     """Runs between :meth:`start` and :meth:`close`; :meth:`once` is one pass."""
 
-    def __init__(self, work: Work, db: Database, fleet: Fleet) -> None:
+    def __init__(self, work: Work, db: Database, fleet: Fleet, jobs: Jobs) -> None:
         self._work = work
         self._db = db
+        self._jobs = jobs
         self._settings = work.settings
         self._fleet = fleet
         self._loops = [
@@ -46,7 +48,12 @@ class Reconciler:
     async def once(self) -> int:
         """One pass over everything that is due; returns the rows touched."""
         total = 0
-        for portion in (self.overdue, self.unanswered, self.lost, self.draining):
+        jobs = self._jobs
+        passes = (
+            self.overdue, self.unanswered, self.lost, self.draining,
+            jobs.lapse, jobs.pause_lost, jobs.stop_lost,
+        )  # fmt: skip
+        for portion in passes:
             rows = self._settings.reconcile_rows
             total += await portions(portion, size=rows, most=MAX_PORTIONS)
         return total
@@ -124,6 +131,7 @@ class Reconciler:
         for prune, age_s in (
             (retention.operations, self._settings.op_keep_s),
             (retention.ended, keep_s), (retention.requests, keep_s),
+            (retention.jobs, self._settings.job_keep_s),
         ):  # fmt: skip
             portion = self._db.portion(partial(prune, keep_s=age_s, limit=rows))
             total += await portions(portion, size=rows, most=MAX_PORTIONS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.scheduler.store import fetch
+from services.scheduler.store import LIVE, fetch
 
 _ENDED = text(
     "with old as (select uid from sandbox "
@@ -34,6 +34,15 @@ _OPS = text(
 )
 
 
+_JOBS = text(
+    "delete from job where (project, id) in (select project, id from job j "
+    "where state <> 'leased' and changed_at < now() - make_interval(secs => :keep) "
+    "and not exists (select 1 from sandbox s "
+    f"where s.project = j.project and s.job = j.id and {LIVE}) "
+    "limit :n for update skip locked) returning id"
+)
+
+
 async def ended(connection: AsyncConnection, *, keep_s: float, limit: int) -> int:
     """Deletes sandboxes that ended ``keep_s`` ago with their history; returns how many."""
     return len(await fetch(connection, _ENDED, keep=keep_s, n=limit))
@@ -47,3 +56,8 @@ async def requests(connection: AsyncConnection, *, keep_s: float, limit: int) ->
 async def operations(connection: AsyncConnection, *, keep_s: float, limit: int) -> int:
     """Deletes operations that nobody completed."""
     return len(await fetch(connection, _OPS, keep=keep_s, n=limit))
+
+
+async def jobs(connection: AsyncConnection, *, keep_s: float, limit: int) -> int:
+    """Deletes jobs that nobody holds or used for so long, and that nothing lives of."""
+    return len(await fetch(connection, _JOBS, keep=keep_s, n=limit))

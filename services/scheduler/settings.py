@@ -63,6 +63,10 @@ class Settings(Common, kw_only=True):
     """Between looks at streams and durables, beside those after reconnects."""
     resolve_s: float = 4.0
     """Wait for imagesvc."""
+    lease_late_s: float = 5.0
+    """How late a renewal may be processed before its job counts as lost."""
+    job_keep_s: float = 30 * 86_400.0
+    """A job without a lease and without live sandboxes is forgotten after it."""
     forget_s: float = 60.0
     """Between removals of what is past its use."""
     op_keep_s: float = 3600.0
