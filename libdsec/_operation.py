@@ -278,6 +278,7 @@ class Operation(Generic[R]):
         if time.monotonic() - self._heard_at > UNREACHABLE_S:
             self.fail(self._given_up())
             return
+        self._asking = None  # the answer may come, and call for another, while we still send
         try:
             await self._attach()
         except DSecError as exc:
