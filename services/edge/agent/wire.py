@@ -39,6 +39,8 @@ class Msg(IntEnum):
     ACK = 11
     FILE = 12
     RESIZE = 13
+    PAUSE = 18
+    RESUME = 19
     RESULT = 20
     ERROR = 21
     OK = 22
