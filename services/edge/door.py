@@ -61,6 +61,8 @@ SILENT_S = KEEPALIVE_S * 0.6
 TICK_S = 1.0
 RETRY_AFTER_S = 0.5
 SIGKILL = 9
+USES = frozenset({"i", "f", "s", "z"})
+"""Frames by which a client uses what runs: a paused sandbox goes on."""
 
 Key = tuple[str, str]
 
@@ -127,6 +129,10 @@ class Door:
             return  # it is over, or somebody else's
         if op.call.project != call.project:
             return
+        if frame in USES:
+            sandbox = self._supervisor.find(call.project, call.uid)
+            if sandbox is not None:
+                sandbox.nudge()
         try:
             op.received(frame, msg.data, _offset(headers.get(HEADER_OFFSET)))
         except InvalidRequest as exc:
@@ -160,8 +166,8 @@ class Door:
             again = known.join(msg.reply, request.offset) if joins else known.attach(msg.reply)
             self._spawn(again)
             return
-        if sandbox.busy >= self._ops_per_sandbox:
-            raise _full(f"{sandbox.busy} operations run in this sandbox")
+        if sandbox.activity.count >= self._ops_per_sandbox:
+            raise _full(f"{sandbox.activity.count} operations run in this sandbox")
         if len(self._running) >= self._ops_per_node:
             raise _full(f"{len(self._running)} operations run on this node")
         op = Operation(
@@ -172,7 +178,7 @@ class Door:
         op.have = _have((msg.headers or {}).get(HEADER_HAVE))
         self._running[key] = op
         if verb.wakes:  # looking at a sandbox is no activity
-            sandbox.enter(op, op.abort)
+            sandbox.activity.enter(op, op.abort)
         trace = (msg.headers or {}).get(HEADER_TRACE)
         op.task = self._spawn(self._perform(op, sandbox, verb, request, msg.data, trace))
 
@@ -199,7 +205,7 @@ class Door:
             error = Internal(f"{type(exc).__name__} in {op.call.verb}")
         finally:
             if verb.wakes:
-                sandbox.leave(op)
+                sandbox.activity.leave(op)
         if error is not None:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
         await self._finish(op, verb, reply, error, body)
@@ -207,7 +213,7 @@ class Door:
     async def _once(self, op: Operation, sandbox: Sandbox, verb: Verb, request: Any) -> Any:
         verb.check(request)
         if verb.wakes:
-            await sandbox.ready()
+            await sandbox.found()
         if verb.once(request):
             uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
             joins = not hash_
@@ -225,6 +231,8 @@ class Door:
                 op.begun = True
                 return await _repeated(row, op, sandbox, verb, request)
             op.claimed = True
+        if verb.wakes:
+            await sandbox.ready()
         op.begun = True
         return await verb.run(sandbox, request, op)
 

@@ -39,6 +39,7 @@ BACKSTOP_S = 10.0
 MAX_ENTRIES = 20_000
 """Files in one listing."""
 USAGE_S = 2.0
+LIVE = ("running", "pausing", "paused", "resuming")
 
 Reply = ExecReply | FileReply | InfoReply
 
@@ -85,7 +86,7 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
     spec = _exec_spec(request)
     limit_s = None if request.timeout_s is None else request.timeout_s + BACKSTOP_S
     try:
-        async with asyncio.timeout(limit_s):
+        async with sandbox.clock.timeout(limit_s):
             outcome = await sandbox.driver.exec(handle, spec, op)
     except TimeoutError:
         outcome = ExecOutcome(None, signal="KILL", timed_out=True)
@@ -135,7 +136,7 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
     """Live facts; an agent that does not answer leaves out the metrics."""
     metrics: dict[str, float] = {}
     handle = sandbox.handle
-    if handle is not None and sandbox.state in ("running", "paused"):
+    if handle is not None and sandbox.state in LIVE:
         try:
             async with asyncio.timeout(USAGE_S):
                 usage = await sandbox.driver.usage(handle)
@@ -150,7 +151,7 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
     return InfoReply(
         op_id=request.op_id, uid=sandbox.uid, state=sandbox.state, epoch=sandbox.epoch,
         metrics=metrics, enforcement=dict(handle.enforcement) if handle else {},
-        idle_s=sandbox.idle_s,
+        idle_s=sandbox.activity.idle_s,
     )  # fmt: skip
 
 

@@ -321,6 +321,10 @@ class Resumable(Protocol):
         nobody knows it: then it did not run, or its outcome is lost."""
         ...
 
+    async def commands(self, handle: Handle) -> int:
+        """How many commands run, whoever began them."""
+        ...
+
     def let_go(self) -> None:
         """The edge ends: from now on cancelling :meth:`Driver.exec` leaves the command
         running, to be resumed."""

@@ -255,6 +255,9 @@ class ContainerDriver(FilesOfAgent):
         except Unavailable as err:
             raise await self._deaths.explain(sandbox, err) from err
 
+    async def commands(self, handle: Handle) -> int:
+        return sum(not op.done for op in await self._sandbox(handle).agent.list())
+
     def let_go(self) -> None:
         for sandbox in self._live.values():
             sandbox.agent.leaving = True

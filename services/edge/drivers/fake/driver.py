@@ -6,14 +6,17 @@ was killed finds them again). Does not own: anything outside its folder.
 ``options`` of a spec inject faults: ``start_delay_s``, ``start_error`` (a cause, or a
 code of :mod:`shared.errors`), ``start_hang``, ``start_deaf_s`` (ignores cancellation for
 so long), ``die_after_s`` with ``die_cause``, ``stop_hang`` (true, or for how many calls),
-``stop_error`` (for how many calls), ``recover_none``.
+``stop_error`` (for how many calls), ``recover_none``, ``pause_error``, ``pause_hang``,
+``resume_error``, ``reclaim_error`` (for how many calls).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -38,6 +41,7 @@ from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget
 from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
 from services.edge.drivers.registry import DriverConfig
+from services.edge.runclock import RunClock
 from shared import ids
 from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable
 
@@ -71,6 +75,20 @@ class _Live:
         self.background: set[asyncio.Future[int]] = set()
         self.timer: asyncio.TimerHandle | None = None
         self.death: Exited | None = None
+        self.clock = RunClock(time.monotonic)
+        self.goes = asyncio.Event()
+        self.calls: Counter[str] = Counter()
+        self.stand(state.paused)
+
+    def stand(self, paused: bool) -> None:
+        """Has its commands stand still, or go on."""
+        self.state.paused = paused
+        if paused:
+            self.clock.stop()
+            self.goes.clear()
+        else:
+            self.clock.go()
+            self.goes.set()
 
 
 class FakeDriver:
@@ -180,14 +198,22 @@ class FakeDriver:
         return gone
 
     async def pause(self, handle: Handle) -> None:
-        live = self._alive(handle)
-        live.state.paused = True
-        self._save(live.state)
+        await self._stand(self._alive(handle), "pause", paused=True)
 
     async def resume(self, handle: Handle) -> None:
-        live = self._alive(handle)
-        live.state.paused = False
+        await self._stand(self._alive(handle), "resume", paused=False)
+
+    async def _stand(self, live: _Live, verb: str, *, paused: bool) -> None:
+        if live.state.paused == paused:
+            return
+        await faults.pause_faults(live.state.options, live.calls, verb)
+        live.stand(paused)
         self._save(live.state)
+
+    async def reclaim(self, handle: Handle) -> int:
+        live = self._alive(handle)
+        await faults.pause_faults(live.state.options, live.calls, "reclaim")
+        return 0
 
     def _die(self, uid: str, cause: str) -> None:
         live = self._live.get(uid)
@@ -229,7 +255,7 @@ class FakeDriver:
     # -- commands -------------------------------------------------------------------
 
     async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
-        live = self._running(handle)
+        live = self._alive(handle)
         commands.check(spec)
         began = time.monotonic()
         limit = spec.output_limit_bytes
@@ -241,7 +267,9 @@ class FakeDriver:
         timed_out = False
         try:
             waiting: set[asyncio.Future[Any]] = {work, death}
-            await asyncio.wait(waiting, timeout=spec.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(TimeoutError):
+                async with live.clock.timeout(spec.timeout_s):
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if death.done():
                 death.result()
             timed_out = not work.done()
@@ -268,7 +296,14 @@ class FakeDriver:
         state = live.state
 
         async def write(stream: str, data: bytes) -> None:
+            await live.goes.wait()
             await budgets["stdout" if spec.merge else stream].write(data)
+
+        async def rest(seconds: float) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with live.clock.timeout(seconds):
+                    await asyncio.Event().wait()
+            await live.goes.wait()
 
         async def nothing() -> AsyncIterator[bytes]:
             return
@@ -277,8 +312,9 @@ class FakeDriver:
         cwd = spec.cwd or state.workdir
         shell = Shell(
             state.tree, write, io.input if spec.stdin else nothing, time.time,
-            {**state.env, **spec.env}, cwd,
+            {**state.env, **spec.env}, cwd, rest=rest,
         )  # fmt: skip
+        await live.goes.wait()
         if not commands.is_folder(state.tree, cwd):
             raise InvalidRequest(f"{cwd} is not a directory", field="cwd")
         killed = True

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from shared.errors import BY_CODE, Internal
+from shared.errors import BY_CODE, Internal, Unavailable
 
 
 async def start_faults(options: Mapping[str, Any]) -> None:
@@ -37,3 +38,12 @@ async def stop_faults(options: Mapping[str, Any], calls: int) -> None:
         await asyncio.Event().wait()
     if error and calls <= int(error):
         raise Internal("stop fails by order")
+
+
+async def pause_faults(options: Mapping[str, Any], calls: Counter[str], verb: str) -> None:
+    """``calls`` counts them by verb."""
+    calls[verb] += 1
+    if calls[verb] <= int(options.get(f"{verb}_hang", 0)):
+        await asyncio.Event().wait()
+    if calls[verb] <= int(options.get(f"{verb}_error", 0)):
+        raise Unavailable(f"{verb} fails by order", cause="runtime")
