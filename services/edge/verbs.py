@@ -7,6 +7,7 @@ own: who may call, idempotency, frames.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ from services.edge.drivers.base import (
     Resumable,
 )  # fmt: skip
 from services.edge.operation import Operation
-from shared.errors import Internal, InvalidRequest, SandboxDied, Unsupported
+from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable, Unsupported
 
 BACKSTOP_S = 10.0
 """How much later than inside the sandbox a command's limit is enforced here."""
@@ -135,6 +136,9 @@ def _exec_spec(request: ExecRequest) -> ExecSpec:
 async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> InfoReply:
     """Live facts; an agent that does not answer leaves out the metrics."""
     metrics: dict[str, float] = {}
+    if sandbox.state == "recovering":
+        with contextlib.suppress(Unavailable, SandboxDied):
+            await sandbox.found()
     handle = sandbox.handle
     if handle is not None and sandbox.state in LIVE:
         try:
