@@ -339,8 +339,9 @@ class Sandbox:
             if verb == "wake":
                 self._waking.done(error)
         if item is not None or error or before != self.pauses.standing:
-            await self._tell(verb, error or self._failure)
-            self._failure = None
+            if verb == "wake" and error is None:
+                error, self._failure = self._failure, None
+            await self._tell(verb, error)
         if self.ending is None:
             self.time.look()
 

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -40,8 +39,8 @@ from services.edge.drivers.fake import commands, faults
 from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget
 from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
+from services.edge.drivers.fake.state import Live, State
 from services.edge.drivers.registry import DriverConfig
-from services.edge.runclock import RunClock
 from shared import ids
 from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable
 
@@ -52,45 +51,6 @@ MIB = 1 << 20
 FEATURES = ("exec", "files", "pause", "network", "memory_limit", "disk_limit", "pids_limit")
 
 
-class State(msgspec.Struct):
-    """A sandbox as it is kept on disk."""
-
-    uid: str
-    boot: str
-    options: dict[str, Any]
-    env: dict[str, str]
-    workdir: str
-    started_at: float
-    tree: trees.Tree
-    paused: bool = False
-    stops: int = 0
-
-
-class _Live:
-    """A sandbox in memory."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.commands: set[asyncio.Future[Any]] = set()
-        self.background: set[asyncio.Future[int]] = set()
-        self.timer: asyncio.TimerHandle | None = None
-        self.death: Exited | None = None
-        self.clock = RunClock(time.monotonic)
-        self.goes = asyncio.Event()
-        self.calls: Counter[str] = Counter()
-        self.stand(state.paused)
-
-    def stand(self, paused: bool) -> None:
-        """Has its commands stand still, or go on."""
-        self.state.paused = paused
-        if paused:
-            self.clock.stop()
-            self.goes.clear()
-        else:
-            self.clock.go()
-            self.goes.set()
-
-
 class FakeDriver:
     """See the module's text and :mod:`services.edge.drivers.base`."""
 
@@ -98,7 +58,7 @@ class FakeDriver:
 
     def __init__(self, config: DriverConfig) -> None:
         self._root = config.state_dir
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._on_exit: OnExit | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -144,8 +104,8 @@ class FakeDriver:
             enforcement["disk_mb"] = "tree"
         return Handle(spec.uid, NAME, {"boot": state.boot}, enforcement)
 
-    def _adopt(self, state: State) -> _Live:
-        live = self._live[state.uid] = _Live(state)
+    def _adopt(self, state: State) -> Live:
+        live = self._live[state.uid] = Live(state)
         after_s = state.options.get("die_after_s")
         if after_s is not None:
             loop = asyncio.get_running_loop()
@@ -203,17 +163,23 @@ class FakeDriver:
     async def resume(self, handle: Handle) -> None:
         await self._stand(self._alive(handle), "resume", paused=False)
 
-    async def _stand(self, live: _Live, verb: str, *, paused: bool) -> None:
+    async def _stand(self, live: Live, verb: str, *, paused: bool) -> None:
         if live.state.paused == paused:
             return
-        await faults.pause_faults(live.state.options, live.calls, verb)
+        await self._fail(live, verb)
         live.stand(paused)
         self._save(live.state)
 
     async def reclaim(self, handle: Handle) -> int:
         live = self._alive(handle)
-        await faults.pause_faults(live.state.options, live.calls, "reclaim")
+        await self._fail(live, "reclaim")
         return 0
+
+    async def _fail(self, live: Live, verb: str) -> None:
+        state = live.state
+        state.calls[verb] = state.calls.get(verb, 0) + 1
+        self._save(state)  # before: a new process counts on
+        await faults.pause_faults(state.options, state.calls[verb], verb)
 
     def _die(self, uid: str, cause: str) -> None:
         live = self._live.get(uid)
@@ -226,21 +192,21 @@ class FakeDriver:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _kill_commands(self, live: _Live, error: SandboxDied) -> None:
+    def _kill_commands(self, live: Live, error: SandboxDied) -> None:
         for done in list(live.commands):
             if not done.done():
                 done.set_exception(error)
         for task in live.background:
             task.cancel()
 
-    def _alive(self, handle: Handle) -> _Live:
+    def _alive(self, handle: Handle) -> Live:
         live = self._live.get(handle.uid)
         if live is None or live.death:
             cause = live.death.cause if live and live.death else "runtime"
             raise SandboxDied(f"sandbox {handle.uid} does not live", cause=cause)
         return live
 
-    def _running(self, handle: Handle) -> _Live:
+    def _running(self, handle: Handle) -> Live:
         live = self._alive(handle)
         if live.state.paused:
             raise Unavailable("the sandbox is paused")
@@ -291,7 +257,7 @@ class FakeDriver:
         )  # fmt: skip
 
     async def _command(
-        self, live: _Live, spec: ExecSpec, io: ExecIO, budgets: Mapping[str, Budget]
+        self, live: Live, spec: ExecSpec, io: ExecIO, budgets: Mapping[str, Budget]
     ) -> tuple[int, str | None]:
         state = live.state
 

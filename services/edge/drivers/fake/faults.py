@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,10 +39,9 @@ async def stop_faults(options: Mapping[str, Any], calls: int) -> None:
         raise Internal("stop fails by order")
 
 
-async def pause_faults(options: Mapping[str, Any], calls: Counter[str], verb: str) -> None:
-    """``calls`` counts them by verb."""
-    calls[verb] += 1
-    if calls[verb] <= int(options.get(f"{verb}_hang", 0)):
+async def pause_faults(options: Mapping[str, Any], calls: int, verb: str) -> None:
+    """Of the ``calls``-th pause, resume or reclaim."""
+    if calls <= int(options.get(f"{verb}_hang", 0)):
         await asyncio.Event().wait()
-    if calls[verb] <= int(options.get(f"{verb}_error", 0)):
+    if calls <= int(options.get(f"{verb}_error", 0)):
         raise Unavailable(f"{verb} fails by order", cause="runtime")
