@@ -83,24 +83,29 @@ async def _memory(client: Any, rounds: int) -> dict[str, Any]:
         await anext(aiter(process.stdout))
         used = (await sandbox.metrics())["memory_bytes"]
         await sandbox.pause()
-        began = time.perf_counter()
-        left = used
-        while left > (1 - GIVEN_BACK) * used and time.perf_counter() - began < RECLAIM_MAX_S:
-            await asyncio.sleep(LOOK_S)
-            left = (await sandbox.metrics())["memory_bytes"]
-        taken_s = time.perf_counter() - began
+        left, taken_s = await _until_given_back(sandbox, used)
         firsts, seconds = [], []
         for _ in range(rounds):
             firsts.append(await timed(lambda: sandbox.exec("true")))
             seconds.append(await timed(lambda: sandbox.exec("true")))
             await sandbox.pause()
-            await asyncio.sleep(taken_s)
+            await _until_given_back(sandbox, used)
         return {
             "reclaimed_share": round(1 - left / used, 4), "reclaim_s": round(taken_s, 3),
             "held_mb": round(used / 1e6), "first_resume_exec_ms": round(firsts[0] * 1e3, 3),
             **spread(firsts, "resume_exec_"),
             "next_exec_p50_ms": round(percentile(seconds, 0.5) * 1e3, 3),
         }  # fmt: skip
+
+
+async def _until_given_back(sandbox: Any, used: float) -> tuple[float, float]:
+    """Bytes that are left in use and seconds since the pause."""
+    began = time.perf_counter()
+    left = used
+    while left > (1 - GIVEN_BACK) * used and time.perf_counter() - began < RECLAIM_MAX_S:
+        await asyncio.sleep(LOOK_S)
+        left = (await sandbox.metrics())["memory_bytes"]
+    return left, time.perf_counter() - began
 
 
 async def _job(client: Any, count: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Sandbox:
     limits: Limits
     stopping: bool = False
     paused: bool = False
+    unsettled: bool = True  # an edge that was killed may have left its memory settings lowered
     prefetch: asyncio.Task[None] | None = None
     death: asyncio.Future[tuple[str, str]] | None = None
 

@@ -88,21 +88,25 @@ class Pausing:
         """Goes on, or stands still as before and raises. Also for one whose state an
         edge that was killed left open."""
         kind, groups, limits = self.kind, sandbox.groups, sandbox.limits
-        was_paused = sandbox.paused
-        if was_paused:
-            self._begin_prefetch(sandbox)
+        unsettled, was_paused = sandbox.unsettled, sandbox.paused
+
+        def work() -> None:
+            if unsettled:
+                reclaim.settle(groups, limits)
+            freezing.thaw(groups, kind=kind)
+
         try:
-            await self._shells.thread(lambda: reclaim.settle(groups, limits))
-            await self._thaw(groups)
+            await self._shells.thread(work)
             await self._clock(sandbox, runs=True)
         except BaseException:
             if was_paused:
                 await asyncio.shield(self._stay(sandbox, kind))
             raise
-        sandbox.paused = False
+        sandbox.paused = sandbox.unsettled = False
+        if was_paused:
+            self._begin_prefetch(sandbox)
 
     async def _stay(self, sandbox: Sandbox, kind: Kind) -> None:
-        await self._end_prefetch(sandbox)
         with contextlib.suppress(DsecError):
             await self._shells.thread(lambda: freezing.freeze(sandbox.groups, kind=kind))
         with contextlib.suppress(DsecError):
@@ -115,12 +119,14 @@ class Pausing:
             return 0
         groups, limits, stop = sandbox.groups, sandbox.limits, threading.Event()
         async with self._reclaiming:
+            sandbox.unsettled = True
             try:
                 done = await self._shells.thread(
                     lambda: reclaim.give_back(groups, limits, stop=stop), cancel=stop.set
                 )
             finally:
                 stop.set()
+        sandbox.unsettled = False
         log.debug("%s: %d bytes of %d are left", sandbox.uid, done.after, done.before)
         return max(0, done.before - done.after)
 
