@@ -24,7 +24,7 @@ from shared.errors import Unavailable
 
 FLOOR_BYTES = 4 << 20
 """What is left: page tables and the kernel's own cannot be given back."""
-STEP_BYTES = 16 << 20
+STEP_BYTES = 4 << 20
 STALLS_MAX = 6
 STALL_S = 0.02
 """Pages that are on their way to or from swap can be had a little later."""

@@ -83,7 +83,7 @@ def test_a_group_that_gives_nothing_is_left_after_a_few_steps(tmp_path: Path) ->
     assert reclaim.give_back(groups, Limits(memory_mb=1), stop=stop).before == 64 << 20
     assert (work / "memory.reclaim").read_text() == ""
     reclaim.give_back(groups, Limits(memory_mb=1), stop=threading.Event())
-    assert (work / "memory.reclaim").read_text() == f"{16 << 20} swappiness=max"
+    assert (work / "memory.reclaim").read_text() == f"{reclaim.STEP_BYTES} swappiness=max"
 
 
 def test_lines_of_swap_are_read() -> None:
