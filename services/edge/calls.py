@@ -14,6 +14,8 @@ from typing import get_args
 from schemas.exec import ExecVerb
 
 VERBS = frozenset(get_args(ExecVerb))
+USES = frozenset({"i", "f", "s", "z"})
+"""Frames by which a client uses what runs in a sandbox: a paused one goes on."""
 _TOKENS = 8
 
 

@@ -61,8 +61,6 @@ SILENT_S = KEEPALIVE_S * 0.6
 TICK_S = 1.0
 RETRY_AFTER_S = 0.5
 SIGKILL = 9
-USES = frozenset({"i", "f", "s", "z"})
-"""Frames by which a client uses what runs: a paused sandbox goes on."""
 
 Key = tuple[str, str]
 
@@ -129,7 +127,7 @@ class Door:
             return  # it is over, or somebody else's
         if op.call.project != call.project:
             return
-        if frame in USES:
+        if frame in calls.USES:
             sandbox = self._supervisor.find(call.project, call.uid)
             if sandbox is not None:
                 sandbox.nudge()
@@ -213,8 +211,8 @@ class Door:
 
     async def _once(self, op: Operation, sandbox: Sandbox, verb: Verb, request: Any) -> Any:
         verb.check(request)
-        if verb.wakes:
-            await sandbox.found()
+        if verb.wakes and sandbox.state != "running":
+            await self._awake(op, sandbox, once=verb.once(request))
         if verb.once(request):
             uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
             joins = not hash_
@@ -232,10 +230,18 @@ class Door:
                 op.begun = True
                 return await _repeated(row, op, sandbox, verb, request)
             op.claimed = True
-        if verb.wakes:
+        if verb.wakes:  # it may have been paused meanwhile
             await sandbox.ready()
         op.begun = True
         return await verb.run(sandbox, request, op)
+
+    async def _awake(self, op: Operation, sandbox: Sandbox, *, once: bool) -> None:
+        """Before an intent is noted: a resume may take long, or fail. To follow again
+        what was begun needs none."""
+        await sandbox.found()
+        uid, op_id = sandbox.uid, op.op_id
+        if not once or not await self._journal.run(lambda db: records.find_exec(db, uid, op_id)):
+            await sandbox.ready()
 
     def _cut_short(self, op: Operation, verb: Verb) -> tuple[DsecError | None, Any]:
         if op.aborted is not None:

@@ -146,6 +146,7 @@ async def test_a_client_is_told_that_its_command_stands_still(system: Cluster) -
     await paused(system, uid)
     told = await until(lambda: [d for kind, d, _ in answer.frames if kind == "k" and d])
     assert told[0].endswith(b" p") and 0 <= float(told[0][:-2]) < 5
+    await asyncio.sleep(0.3)
     await system.scheduler.op("resume", uid, generation=3)
     told = await until(
         lambda: [d for kind, d, _ in answer.frames if kind == "k" and d[-1:].isdigit()][-1:]
