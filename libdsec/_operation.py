@@ -90,8 +90,7 @@ class Operation(Generic[R]):
         self._orders: list[tuple[str, bytes]] = []
         self._size: bytes | None = None
         self._heard = False
-        self.sending = _flow.Sending()
-        self.stood = _flow.Stood()
+        self.sending, self.stood = _flow.Sending(), _flow.Stood()
         self.last_output = self._heard_at = self._asked_at = time.monotonic()
         self.output: deque[tuple[str, bytes]] = deque()
         self._final: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -135,7 +134,8 @@ class Operation(Generic[R]):
         self._operations.rename(self, _ids.new())
         self._ready = False
         self._repeat_input = not self._joining
-        await self._ask({HEADER_HAVE: f"{self.receiving.have - self._errors} {self._errors}"})
+        have = f"{self.receiving.have - self._errors} {self._errors}"
+        await self._ask({HEADER_HAVE: have} if self._heard else None)
         size = [] if self._size is None else [("z", self._size)]
         for kind, data in [*self._orders, *size]:  # sent in vain where nobody listened
             await self._io(kind, data)

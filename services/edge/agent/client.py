@@ -26,6 +26,8 @@ START_ATTEMPTS = 4
 HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both streams
 EVENTS_MAX = 4096  # of one operation, however small
 
+NOTES = frozenset({Msg.OK, Msg.EOF})  # of a connection: it is made; its output has ended
+OnNote = Callable[[int], Awaitable[None]]
 OnOutput = Callable[[int, bytes], Awaitable[None]]
 Control = AsyncIterator[tuple[int, bytes]]  # frames for a running operation: type, payload
 
@@ -52,15 +54,18 @@ class _Operation:
         self.held_bytes = 0
         self.stdin_credit = wire.WINDOW_BYTES
         self.credit_changed = asyncio.Event()
+        self.on_note: OnNote | None = None
 
     def put(self, type_: int, value: Any) -> None:
+        if len(self.events) > EVENTS_MAX and type_ != Msg.ERROR:
+            raise ProtocolError("more frames than an operation has")
         self.events.append((type_, value))
         self.ready.set()
 
     def put_data(self, payload: bytes) -> None:
         """Raises :class:`ProtocolError` when the agent sends more than its credit."""
         self.held_bytes += len(payload) - 1
-        if self.held_bytes > HELD_BYTES_MAX or len(self.events) > EVENTS_MAX:
+        if self.held_bytes > HELD_BYTES_MAX:
             raise ProtocolError("more output than credit")
         self.put(Msg.DATA, payload)
 
@@ -175,7 +180,7 @@ class AgentClient(asyncio.Protocol):
             op.credit_changed.set()
         elif got.type == Msg.ERROR:
             op.put(Msg.ERROR, error_of(Fields(got.payload)))
-        elif got.type in (Msg.RESULT, Msg.OK, Msg.LISTING):
+        elif got.type in (Msg.RESULT, Msg.OK, Msg.LISTING, Msg.EOF):
             op.put(got.type, got.payload)
 
     # ---- operations ----
@@ -219,10 +224,13 @@ class AgentClient(asyncio.Protocol):
     async def run(
         self, type_: int, payload: bytes, on_output: OnOutput,
         *, stdin: AsyncIterator[bytes] | None = None, control: Control | None = None,
+        on_note: OnNote | None = None,
     ) -> Fields:  # fmt: skip
         """Starts an operation and follows it to its result. Cancelling kills its tree
-        and waits (bounded) until it is dead. Raises the agent's typed error."""
+        and waits (bounded) until it is dead. Raises the agent's typed error. Frames of
+        NOTES go to ``on_note``, in order."""
         op = self._open()
+        op.on_note = on_note
         self._send(type_, op.id, payload)
         return await self._follow(op, on_output, stdin, control)
 
@@ -275,12 +283,14 @@ class AgentClient(asyncio.Protocol):
                     failed[0].result()
                 op.put(type_, value)
                 raise value
+            elif op.on_note is not None and type_ in NOTES:
+                await op.on_note(type_)
             else:
                 return Fields(value)
 
     async def _kill(self, op: _Operation) -> None:
         """Ends what still runs and waits for the agent's word that it is gone."""
-        if self.lost or self.leaving or any(t != Msg.DATA for t, _ in op.events):
+        if self.lost or self.leaving or any(t != Msg.DATA and t not in NOTES for t, _ in op.events):
             return
         self._send(Msg.KILL, op.id)
         try:
