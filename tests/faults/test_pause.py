@@ -76,6 +76,28 @@ async def test_any_operation_resumes_and_processes_live_on(box: Sandbox) -> None
     await ticking.kill()
 
 
+async def test_a_terminal_and_a_connection_live_on(box: Sandbox) -> None:
+    await box.exec("(nc -ll -p 7100 -e cat </dev/null >/dev/null 2>&1 &)")
+    connection = await box.connect(7100, wait=5)
+    terminal = await box.spawn("sh", pty=(24, 80))
+    seen = b""
+    for n in range(3):
+        await box.pause()
+        await terminal.write(f"echo said$(({n}+1))\n")
+        while f"said{n + 1}".encode() not in seen:
+            seen += await asyncio.wait_for(anext(aiter(terminal.stdout)), 10)
+        await box.pause()
+        await connection.write(b"ping")
+        assert await asyncio.wait_for(connection.read(), 10) == b"ping"
+    await box.pause()
+    again = await box.connect(7100)
+    await again.write(b"new")
+    assert await asyncio.wait_for(again.read(), 10) == b"new"
+    await again.abort()
+    await connection.abort()
+    await terminal.kill()
+
+
 async def test_many_at_once_resume_it_once(world: World, box: Sandbox) -> None:
     await box.pause()
     seen: list[str] = []
