@@ -54,7 +54,7 @@ async def test_a_resume_that_overtakes_a_pause_is_no_loss(box: Sandbox) -> None:
 
 
 async def test_any_operation_resumes_and_processes_live_on(box: Sandbox) -> None:
-    shell = "i=0; while sleep 0.05; do i=$((i+1)); echo $i >/tmp/count; done"
+    shell = "i=0; while sleep 0.05; do i=$((i+1)); echo $i >/tmp/c; mv /tmp/c /tmp/count; done"
     ticking = await box.spawn(shell)
     await box.run_shell("cd /tmp; x=kept")
     operations = (
