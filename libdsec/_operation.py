@@ -49,6 +49,7 @@ CANCEL_S = 10.0
 """How long a cancelled operation is listened to, so that its end is seen."""
 
 R = TypeVar("R", bound=msgspec.Struct)
+Data = bytes | memoryview
 
 Verdict = Callable[[], Awaitable[DSecError | None]]
 """Asks the services whether the sandbox still lives; its death, or ``None``."""
@@ -90,7 +91,7 @@ class Operation(Generic[R]):
         self._orders: list[tuple[str, bytes]] = []
         self._size: bytes | None = None
         self._heard = False
-        self.sending = _flow.Sending()
+        self.sending, self.stood = _flow.Sending(), _flow.Stood()
         self.last_output = self._heard_at = self._asked_at = time.monotonic()
         self.output: deque[tuple[str, bytes]] = deque()
         self._final: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -134,7 +135,8 @@ class Operation(Generic[R]):
         self._operations.rename(self, _ids.new())
         self._ready = False
         self._repeat_input = not self._joining
-        await self._ask({HEADER_HAVE: f"{self.receiving.have - self._errors} {self._errors}"})
+        have = f"{self.receiving.have - self._errors} {self._errors}"
+        await self._ask({HEADER_HAVE: have} if self._heard else None)
         size = [] if self._size is None else [("z", self._size)]
         for kind, data in [*self._orders, *size]:  # sent in vain where nobody listened
             await self._io(kind, data)
@@ -158,8 +160,10 @@ class Operation(Generic[R]):
             self._on_ready()
         elif kind == "x":
             self._on_final(data, offset)
-        elif kind == "k" and self.terminal:
-            self._operations.spawn(self._still_here())
+        elif kind == "k":
+            self.stood.told(data, self._heard_at)
+            if self.terminal:
+                self._operations.spawn(self._still_here())
 
     async def _still_here(self) -> None:
         """A client at a terminal that says nothing has hung up."""
@@ -277,6 +281,7 @@ class Operation(Generic[R]):
         if time.monotonic() - self._heard_at > UNREACHABLE_S:
             self.fail(self._given_up())
             return
+        self._asking = None  # the answer may come, and call for another, while we still send
         try:
             await self._attach()
         except DSecError as exc:
@@ -290,26 +295,22 @@ class Operation(Generic[R]):
 
     # -- what goes -------------------------------------------------------------
 
-    async def _io(
-        self, kind: str, data: bytes | memoryview = b"", offset: int | None = None
-    ) -> None:
+    async def _io(self, kind: str, data: Data = b"", offset: int | None = None) -> None:
         headers = {HEADER_OP: self.op_id, HEADER_FRAME: kind}
         if offset is not None:
             headers[HEADER_OFFSET] = str(offset)
         await self._link.publish(self.io_subject, data, headers=headers)
 
-    async def send(self, data: bytes | memoryview) -> None:
+    async def send(self, data: Data) -> None:
         """Sends input, as fast as the other side takes it. Raises ``StdinClosed``
         after :meth:`end_input` or the end of the operation."""
-        # kept until it is acknowledged; what the caller could change is copied
         view = data if isinstance(data, memoryview) else memoryview(bytes(data))
         while view:
             await self._until_room()
-            size = min(len(view), CHUNK_BYTES, self.sending.room)
-            chunk = view[:size]
+            chunk = view[: min(CHUNK_BYTES, self.sending.room)]
             offset = self.sending.push(chunk)
             await self._io("i", chunk, offset)
-            view = view[size:]
+            view = view[len(chunk) :]
 
     async def _until_room(self) -> None:
         while True:

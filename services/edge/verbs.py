@@ -7,12 +7,15 @@ own: who may call, idempotency, frames.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.exec import (
     INLINE_BYTES,
+    ConnectReply,
+    ConnectRequest,
     ExecReply,
     ExecRequest,
     FileEntry,
@@ -30,32 +33,36 @@ from services.edge.drivers.base import (
     Handle,
     Resize,
     Resumable,
-    offered,
 )  # fmt: skip
+from services.edge.drivers.offers import offered
 from services.edge.operation import Operation
-from shared.errors import Internal, InvalidRequest, SandboxDied, Unsupported
+from services.edge.ports import Connection, run_connect
+from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable, Unsupported
 
 BACKSTOP_S = 10.0
 """How much later than inside the sandbox a command's limit is enforced here."""
 MAX_ENTRIES = 20_000
 """Files in one listing."""
 USAGE_S = 2.0
+LIVE = ("running", "pausing", "paused", "resuming")
 
-Reply = ExecReply | FileReply | InfoReply
+Reply = ExecReply | FileReply | InfoReply | ConnectReply
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
     """A verb: its request, its reply, what it does, whether a repetition of it would
     do harm (``once``: then its intent and result are journalled), what is wrong with a
-    request (``check`` raises), whether it needs a running sandbox (``wakes``)."""
+    request (``check`` raises), whether it needs a running sandbox (``wakes``), the class of
+    its ``operation``."""
 
     request: type[Any]
     reply: type[Any]
-    run: Callable[[Sandbox, Any, Operation], Awaitable[Reply]]
+    run: Callable[[Sandbox, Any, Any], Awaitable[Reply]]
     once: Callable[[Any], bool] = lambda request: False
     check: Callable[[Any], None] = lambda request: None
     wakes: bool = True
+    operation: type[Operation] = Operation
 
 
 def check_exec(request: ExecRequest) -> None:
@@ -89,7 +96,7 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
         outcome = await sandbox.driver.exec(handle, spec, op)
         return _exec_reply(sandbox, op, outcome, seq)
     try:
-        async with asyncio.timeout(request.timeout_s + BACKSTOP_S):
+        async with sandbox.clock.timeout(request.timeout_s + BACKSTOP_S):
             outcome = await sandbox.driver.exec(handle, spec, op)
     except TimeoutError:
         outcome = ExecOutcome(None, signal="KILL", timed_out=True)
@@ -138,8 +145,11 @@ def _exec_spec(request: ExecRequest) -> ExecSpec:
 async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> InfoReply:
     """Live facts; an agent that does not answer leaves out the metrics."""
     metrics: dict[str, float] = {}
+    if sandbox.state == "recovering":
+        with contextlib.suppress(Unavailable, SandboxDied):
+            await sandbox.found()
     handle = sandbox.handle
-    if handle is not None and sandbox.state in ("running", "paused"):
+    if handle is not None and sandbox.state in LIVE:
         try:
             async with asyncio.timeout(USAGE_S):
                 usage = await sandbox.driver.usage(handle)
@@ -154,7 +164,7 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
     return InfoReply(
         op_id=request.op_id, uid=sandbox.uid, state=sandbox.state, epoch=sandbox.epoch,
         metrics=metrics, enforcement=dict(handle.enforcement) if handle else {},
-        idle_s=sandbox.idle_s,
+        idle_s=sandbox.activity.idle_s,
     )  # fmt: skip
 
 
@@ -271,6 +281,7 @@ def _always(request: Any) -> bool:
 VERBS: dict[str, Verb] = {
     "exec": Verb(ExecRequest, ExecReply, run_exec, _always, check_exec),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
+    "connect": Verb(ConnectRequest, ConnectReply, run_connect, operation=Connection),
     "file_read": Verb(FileRequest, FileReply, run_read),
     "file_write": Verb(FileRequest, FileReply, run_write, lambda r: bool(r.append)),
     "file_stat": Verb(FileRequest, FileReply, run_stat),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from services.edge.agent import wire
@@ -15,6 +16,7 @@ from services.edge.agent.wire import Msg, ProtocolError
 
 HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both streams
 EVENTS_MAX = 4096  # of one operation, however small
+OnNote = Callable[[int], Awaitable[None]]
 BULK_BYTES = 4096  # from this size on output is handed on without another copy
 
 
@@ -30,15 +32,18 @@ class Inflight:
         self.consumed = {wire.STDOUT: 0, wire.STDERR: 0}  # without credit for it
         self.stdin_credit = wire.WINDOW_BYTES
         self.credit_changed = asyncio.Event()
+        self.on_note: OnNote | None = None
 
     def put(self, type_: int, value: Any) -> None:
+        if len(self.events) > EVENTS_MAX and type_ != Msg.ERROR:
+            raise ProtocolError("more frames than an operation has")
         self.events.append((type_, value))
         self.ready.set()
 
     def put_data(self, payload: bytes) -> None:
         """Raises :class:`ProtocolError` when the agent sends more than its credit."""
         self.held_bytes += len(payload) - 1
-        if self.held_bytes > HELD_BYTES_MAX or len(self.events) > EVENTS_MAX:
+        if self.held_bytes > HELD_BYTES_MAX:
             raise ProtocolError("more output than credit")
         self.put(Msg.DATA, payload)
 

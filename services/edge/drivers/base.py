@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Cause = str  # a cause of shared.lifecycle.CAUSES
 
@@ -311,6 +311,43 @@ class Files(Protocol):
 
 
 @runtime_checkable
+class PortIO(Protocol):
+    """The supervisor's side of one connection."""
+
+    async def connected(self) -> None:
+        """Told once, before anything else."""
+        ...
+
+    async def output(self, stream: Stream, data: bytes) -> None:
+        """Takes what the other end sent (as ``stdout``), in order. Waits where the
+        reader is slow."""
+        ...
+
+    async def output_ended(self) -> None:
+        """The other end sends no more. It may still read."""
+        ...
+
+    def input(self) -> AsyncIterator[bytes]:
+        """What to send; its end shuts down this direction only."""
+        ...
+
+
+@runtime_checkable
+class Ports(Protocol):
+    """Optional (feature ``ports``): what listens on a sandbox's loopback interface."""
+
+    async def dial(self, handle: Handle, port: int, io: PortIO, *, wait_s: float = 0.0) -> None:
+        """Connects to 127.0.0.1, then ::1, from within the sandbox's network, and returns
+        when both directions have ended. While nothing listens it tries again for
+        ``wait_s``. Cancelling resets the connection.
+
+        Errors have ``field`` ``port`` and ``details["errno"]``: ``NotFound`` where
+        nothing listens (``ECONNREFUSED``), ``DeadlineExceeded`` where the listener takes
+        no connection (``ETIMEDOUT``), ``Conflict`` where it broke off (``ECONNRESET``)."""
+        ...
+
+
+@runtime_checkable
 class Resumable(Protocol):
     """Optional: commands that outlive the edge process."""
 
@@ -322,6 +359,10 @@ class Resumable(Protocol):
         nobody knows it: then it did not run, or its outcome is lost."""
         ...
 
+    async def commands(self, handle: Handle) -> int:
+        """How many commands run, whoever began them."""
+        ...
+
     def let_go(self) -> None:
         """The edge ends: from now on cancelling :meth:`Driver.exec` leaves the command
         running, to be resumed."""
@@ -330,23 +371,29 @@ class Resumable(Protocol):
 
 @runtime_checkable
 class Pausable(Protocol):
-    """Optional: a sandbox that stands still and costs no CPU. Both are idempotent.
-    A paused sandbox answers :meth:`Driver.stop`, :meth:`Driver.inspect` and
-    :meth:`Driver.usage`; the supervisor resumes it before anything else."""
+    """Optional: a sandbox that stands still and costs no CPU. A paused sandbox answers
+    :meth:`Driver.stop`, :meth:`Driver.inspect` and :meth:`Driver.usage`; the supervisor
+    resumes it before anything else.
 
-    async def pause(self, handle: Handle) -> None: ...
+    Commands stand still too, whole trees, and go on as if no time had passed: a
+    ``timeout_s`` counts what a command runs. One that a driver was just given begins
+    when the sandbox goes on. A pause survives the edge: after :meth:`Driver.recover` the
+    supervisor calls :meth:`pause` or :meth:`resume`, whichever its journal says, and
+    both bring about that state whatever was left."""
 
-    async def resume(self, handle: Handle) -> None: ...
+    async def pause(self, handle: Handle) -> None:
+        """Idempotent. Returns when every process stands still; when it raises or is
+        cancelled, the sandbox runs as before."""
+        ...
 
+    async def resume(self, handle: Handle) -> None:
+        """Idempotent. Returns when the sandbox has proved that it lives; when it raises
+        or is cancelled, one that was paused still is."""
+        ...
 
-P = TypeVar("P")
-_offers: dict[tuple[type, type], bool] = {}
-
-
-def offered(driver: Driver, port: type[P]) -> P | None:
-    """The driver, where it offers the optional protocol ``port``. Found out once a class:
-    to look for a protocol's methods takes 80 µs, too long to be done for every command."""
-    key = (type(driver), port)
-    if key not in _offers:
-        _offers[key] = isinstance(driver, port)
-    return cast("P", driver) if _offers[key] else None
+    async def reclaim(self, handle: Handle) -> int:
+        """Gives memory of a paused sandbox back to the node; how many bytes. Its content
+        stays. Takes long and is cancelled before a resume or a stop: then it ends within
+        a moment. Whenever it has ended, limits are as they were. Raises ``Unavailable``
+        where the sandbox cannot stay paused."""
+        ...

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from schemas.exec import HANGUP_S
 from services.edge.drivers.base import Resize
-from services.edge.operation import RETAINED_BYTES, SIGNALS, Operation
+from services.edge.operation import RETAINED_BYTES, Operation
+from services.edge.orders import SIGNALS
 from shared.errors import InvalidRequest
 from tests.unit.services.edge.test_operation import Wire
 
