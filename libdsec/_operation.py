@@ -302,8 +302,7 @@ class Operation(Generic[R]):
         await self._link.publish(self.io_subject, data, headers=headers)
 
     async def send(self, data: Data) -> None:
-        """Sends input, as fast as the other side takes it. Raises ``StdinClosed``
-        after :meth:`end_input` or the end of the operation."""
+        """Sends input as fast as it is taken. Raises ``StdinClosed`` after its end."""
         view = data if isinstance(data, memoryview) else memoryview(bytes(data))
         while view:
             await self._until_room()
