@@ -96,9 +96,7 @@ class Operation(Generic[R]):
         self._final: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._final.add_done_callback(_observe)
         self._changed = asyncio.Event()
-        self._ready = False
-        self._repeat_input = False
-        self._input_ended = False
+        self._ready = self._repeat_input = self._input_ended = False
         self._asking: asyncio.Task[Any] | None = None
         self._retry_s = RETRY_S
         self._silences = 0
