@@ -59,6 +59,7 @@ enum stream { S_STDIN = 0, S_STDOUT = 1, S_STDERR = 2 };
 struct buf { uint8_t *p; size_t len, cap; };
 struct reader { const uint8_t *p, *end; };
 struct field { uint8_t tag; const uint8_t *v; uint32_t n; };
+struct pids { pid_t *p; size_t n; }; /* ascending */
 
 bool buf_room(struct buf *b, size_t more);
 bool buf_add(struct buf *b, const void *p, size_t n);
@@ -100,6 +101,7 @@ int cg_leaf_open(char *name, size_t size); /* directory of a new leaf, -1 withou
 int cg_leaf_enter(int leaf);
 void cg_leaf_kill(int leaf, pid_t pgid);
 bool cg_leaf_empty(int leaf);
+struct pids cg_leaf_procs(int leaf);
 bool cg_leaf_holds_only(int leaf, pid_t pid);
 void cg_leaf_drop(int leaf, const char *name);
 void cg_sweep_leaves(void);
@@ -211,6 +213,10 @@ struct session {
     int ctl_fd, text_fd, state_fd;   /* go lines, the command's text, exit codes */
     int out_fd, err_fd;
     struct op *current;
+    struct pids before, told;        /* there before the command; got its interrupt */
+    bool in_text;                    /* the shell said that it begins */
+    uint64_t interrupt_at;           /* when an interrupt is repeated; 0: there is none */
+    uint64_t leave_end;              /* the shell has left its text by then, or goes */
 };
 extern struct session sessions[SESSIONS_MAX];
 int session_exec(struct op *op, const uint8_t *p, size_t n);
@@ -221,6 +227,14 @@ void session_op_over(struct op *op);
 bool session_tree_gone(const struct op *op);
 bool session_queued(const struct op *op);
 void session_end(struct session *s);
+
+/* ---- leave.c: ending a session's command, not its shell ---- */
+#define LEAVE_SIGNAL 64              /* makes the shell leave the text it runs */
+void session_begins(struct session *s);
+void session_leave(struct session *s);
+bool session_left(struct session *s);
+void session_signal(struct session *s, int sig);
+void session_tick(const struct op *op, uint64_t now);
 
 /* ---- channel.c: the one connection ---- */
 extern int listen_fd, conn_fd;

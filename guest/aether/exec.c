@@ -140,7 +140,7 @@ void op_kill(struct op *op)
     } else if (op->session && session_queued(op)) {
         op_exited(op, SIGKILL);
     } else if (op->session) {
-        session_end(op->session);
+        session_leave(op->session);
     } else {
         cg_leaf_kill(op->at.leaf, op->at.pid);
     }
@@ -329,6 +329,7 @@ void op_tick(struct op *op, uint64_t now)
         op_kill(op);
     }
     pty_tick(op, now);
+    session_tick(op, now);
     bool tree_gone = true;
     if (op->killing && op->session) {
         tree_gone = session_tree_gone(op) || now >= op->kill_end;
@@ -362,6 +363,8 @@ uint64_t op_next_due(const struct op *op, uint64_t now)
         due = op->deadline;
     if (op->hangup_at && op->hangup_at < due)
         due = op->hangup_at;
+    if (op->session && op->session->interrupt_at && op->session->interrupt_at < due)
+        due = op->session->interrupt_at;
     if (op->reaped && !op->file && !pty_waits(op)) {
         uint64_t end = op->drain_idle < op->drain_end ? op->drain_idle : op->drain_end;
         if (end < due)

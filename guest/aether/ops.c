@@ -218,7 +218,12 @@ void op_signal(struct op *op, int sig)
     if (sig == SIGKILL) {
         op->cancelled = true;
         op_kill(op);
-    } else if (sig && !op->reaped && !op->file && !op->session && !op_has_begun(op)) {
+    } else if (op->session) {
+        if (sig == SIGINT && !op->reaped && session_queued(op))
+            op_exited(op, SIGINT); /* its turn will not come */
+        else if (sig && !op->reaped && !session_queued(op))
+            session_signal(op->session, sig);
+    } else if (sig && !op->reaped && !op->file && !op_has_begun(op)) {
         if (op->waiting_count < SIGNALS_MAX)
             op->waiting[op->waiting_count++] = (uint8_t)sig;
     } else if (op->at.pid > 1 && !op->reaped && sig) {
