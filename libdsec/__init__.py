@@ -29,6 +29,8 @@ from libdsec.errors import (
     DSecError,
     ExecFailed,
     ExecTimeout,
+    ExpectEnded,
+    ExpectTimeout,
     FileAlreadyExists,
     FileError,
     FileIsADirectory,
@@ -50,9 +52,11 @@ from libdsec.errors import (
     Unsupported,
 )
 from libdsec.files import Files
+from libdsec.interaction import Found, Interaction
 from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
 from libdsec.sandbox import Sandbox
+from libdsec.sessions import Session
 
 __all__ = [
     "BadPath",
@@ -70,6 +74,8 @@ __all__ = [
     "ExecFailed",
     "ExecResult",
     "ExecTimeout",
+    "ExpectEnded",
+    "ExpectTimeout",
     "FileAlreadyExists",
     "FileChange",
     "FileError",
@@ -80,7 +86,9 @@ __all__ = [
     "FilePermissionDenied",
     "Files",
     "Forbidden",
+    "Found",
     "Info",
+    "Interaction",
     "InternalError",
     "InvalidRequest",
     "NoSpaceLeft",
@@ -92,6 +100,7 @@ __all__ = [
     "QuotaExceeded",
     "Sandbox",
     "SandboxDied",
+    "Session",
     "StdinClosed",
     "Unauthenticated",
     "Unavailable",

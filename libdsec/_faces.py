@@ -5,8 +5,10 @@ from __future__ import annotations
 from libdsec import managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
+from libdsec.interaction import Interaction
 from libdsec.process import Output, Process
 from libdsec.sandbox import Sandbox
+from libdsec.sessions import Session
 
 FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Images": (managers.Images, ()),
@@ -19,6 +21,8 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Files": (Files, ()),
     "Output": (Output, ()),
     "Process": (Process, ("stdout", "stderr")),
+    "Interaction": (Interaction, ("process",)),
+    "Session": (Session, ("name",)),
     "Sandbox": (Sandbox, ("uid", "project", "state", "job", "labels", "files")),
     "DSecClient": (
         DSecClient,

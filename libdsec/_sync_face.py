@@ -94,6 +94,21 @@ def _waits(method: Callable[..., Any]) -> Callable[..., Any]:
     return _marked(call, method)
 
 
+def _calls(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain method, on the loop that its object belongs to."""
+
+    @functools.wraps(method)
+    def call(self: Face, *args: Any, **kw: Any) -> Any:
+        given, named = _arguments(args, kw)
+
+        async def made() -> Any:
+            return method(self._async, *given, **named)
+
+        return wrap(portal().call(made()))
+
+    return _marked(call, method)
+
+
 def _iterates(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Face, *args: Any, **kw: Any) -> Iterator[Any]:
@@ -127,6 +142,8 @@ def make_face(source: type, *, module: str, attributes: tuple[str, ...] = ()) ->
             members[name] = _iterates(member)
         elif inspect.iscoroutinefunction(member):
             members[_DUNDERS.get(name, name)] = _waits(member)
+        elif inspect.isfunction(member) and not name.startswith("_"):
+            members[name] = _calls(member)
         elif isinstance(member, property):
             members[name] = _reads(name, member.__doc__)
     for name in attributes:

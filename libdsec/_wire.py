@@ -370,7 +370,9 @@ class ExecRequest(Versioned, frozen=True):
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
-    in frames. ``truncated`` counts the bytes dropped (stdout, stderr)."""
+    in frames. ``truncated`` counts the bytes dropped (stdout, stderr). Of a session:
+    ``session_fresh``, its shell was started for this command; ``session_ended``, the
+    shell ended with it."""
 
     op_id: OpId
     exit_code: int | None = None
@@ -381,6 +383,8 @@ class ExecReply(Versioned, frozen=True):
     duration_s: float = 0.0
     seq: int = 0
     epoch: int = 0
+    session_fresh: bool = False
+    session_ended: bool = False
     stdout: bytes = b""
     stderr: bytes = b""
     error: WireError | None = None

@@ -15,7 +15,7 @@ import inspect
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from libdsec._operation import Operation
@@ -30,6 +30,7 @@ from libdsec.errors import (
     Unsupported,
     from_wire,
 )
+from libdsec.interaction import BUFFER_BYTES, Interaction
 from libdsec.results import ExecResult, TextView
 
 MARGIN_S = 30.0
@@ -40,6 +41,9 @@ and counted in ``truncated``, so that an unread stream never stops the command."
 
 OnOutput = Callable[[str, bytes], Awaitable[None] | None]
 """Called with ``"stdout"`` or ``"stderr"`` and the bytes as they come."""
+
+Stdin = bytes | str | Iterable[bytes] | AsyncIterable[bytes]
+"""Input of a command. A plain iterable is asked in a thread: it may block."""
 
 NAMES = {"o": "stdout", "e": "stderr"}
 
@@ -62,6 +66,8 @@ def result_of(
         seq=reply.seq,
         op_id=reply.op_id,
         epoch=reply.epoch,
+        session_fresh=reply.session_fresh,
+        session_ended=reply.session_ended,
     )
 
 
@@ -78,13 +84,15 @@ def checked(result: ExecResult, command: str) -> ExecResult:
 async def collect(
     operation: Operation[ExecReply],
     *,
-    stdin: bytes | None = None,
+    stdin: Stdin | None = None,
     timeout_s: float | None = None,
     idle_timeout_s: float | None = None,
     on_output: OnOutput | None = None,
 ) -> ExecResult:
     """Runs a started operation to its end. Whoever cancels this kills the command."""
     feeding = asyncio.create_task(_feed(operation, stdin)) if stdin is not None else None
+    if feeding is not None:
+        feeding.add_done_callback(lambda task: _fed(operation, task))
     parts: dict[str, list[bytes]] = {"o": [], "e": []}
     limit = _Limit(operation, timeout_s, idle_timeout_s)
     try:
@@ -101,6 +109,8 @@ async def collect(
     finally:
         if feeding is not None:
             feeding.cancel()
+    if feeding is not None and feeding.done() and not feeding.cancelled():
+        feeding.result()  # raises what the caller's own input raised
     return _replaced(result, timed_out=True) if limit.idled else result
 
 
@@ -117,12 +127,35 @@ async def _drain(
                 await said
 
 
-async def _feed(operation: Operation[ExecReply], data: bytes) -> None:
+async def _feed(operation: Operation[ExecReply], source: Stdin) -> None:
     try:
-        await operation.send(data)
+        async for data in _chunks(source):
+            await operation.send(data)
         await operation.end_input()
     except StdinClosed:
         pass  # the command ended without reading it all, as commands may
+
+
+def _fed(operation: Operation[ExecReply], task: asyncio.Task[None]) -> None:
+    """Input that fails is no input: the command is killed, not given a part of it."""
+    if not task.cancelled() and task.exception() is not None:
+        operation.abandon()
+
+
+async def _chunks(source: Stdin) -> AsyncIterator[bytes]:
+    if isinstance(source, bytes | bytearray | memoryview | str):
+        yield source.encode() if isinstance(source, str) else bytes(source)
+    elif isinstance(source, AsyncIterable):
+        async for part in source:
+            yield part
+    else:
+        parts = iter(source)
+        while (found := await asyncio.to_thread(_next, parts)) is not None:
+            yield found
+
+
+def _next(parts: Iterator[bytes]) -> bytes | None:
+    return next(parts, None)
 
 
 class _Limit:
@@ -252,6 +285,10 @@ class Process:
         """The operation's id: the same id never runs twice."""
         return self._operation.op_id
 
+    def interact(self, *, buffer_bytes: int = BUFFER_BYTES) -> Interaction:
+        """Talks to it by what it says on ``stdout``, instead of reading that otherwise."""
+        return Interaction(self, buffer_bytes=buffer_bytes)
+
     async def write(self, data: bytes | str) -> None:
         """Sends input, as fast as the command reads. Raises ``StdinClosed`` after
         :meth:`close_stdin` or the command's end."""
@@ -266,7 +303,9 @@ class Process:
             await self._operation.end_input()
 
     async def signal(self, name: str | int) -> None:
-        """Sends a signal (``"TERM"``, ``"SIGINT"``, 15) to the command; one that comes
+        """Sends a signal (``"TERM"``, ``"SIGINT"``, 15) to the command's process group:
+        itself and what it started there. In a session it goes to what the command
+        started, never to the shell, and INT is :meth:`Session.interrupt`. One that comes
         before the command has begun waits for it. 0 sends nothing: it raises ``NotFound``
         where the command is over."""
         text = str(name).upper().removeprefix("SIG")

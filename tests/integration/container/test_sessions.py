@@ -14,7 +14,7 @@ import pytest_asyncio
 from services.edge.drivers.base import Handle, Layer
 from services.edge.drivers.container import ContainerDriver
 from shared.errors import InvalidRequest
-from tests.conformance.harness import Ran, Recorder, new_uid, run, until
+from tests.conformance.harness import Ran, Recorder, new_uid, run
 from tests.integration.container.harness import ContainerHarness
 from tests.integration.container.images import bash_layer
 
@@ -154,8 +154,9 @@ async def test_an_interrupt_right_after_the_start_is_not_lost(session: Session) 
 
 async def test_a_program_may_handle_an_interrupt(session: Session) -> None:
     """The text is left when it has ended, with everything it still said."""
-    script = "sh -c 'trap \"sleep .3; echo cleaned; exit 3\" INT; echo on; while :; do sleep .1; done'"
-    io, work = interrupted(session, f"{script}; echo after")
+    handler = 'trap "sleep .3; echo cleaned; exit 3" INT'
+    script = f"sh -c '{handler}; echo on; while :; do sleep .1; done'; echo after"
+    io, work = interrupted(session, script)
     await io.started.wait()
     io.signals.put_nowait("INT")
     ran = await asyncio.wait_for(work, 5)
