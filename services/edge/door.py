@@ -168,6 +168,7 @@ class Door:
             call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
             clock=self._clock,
         )  # fmt: skip
+        op.takes_input = getattr(request, "stdin", False)
         op.stays = verb.reply is ExecReply and isinstance(sandbox.driver, Resumable)
         op.have = _have((msg.headers or {}).get(HEADER_HAVE))
         self._running[key] = op

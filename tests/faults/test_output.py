@@ -99,7 +99,7 @@ async def test_a_character_split_over_two_writes_stays_one(box: Sandbox) -> None
 async def test_the_command_is_the_shells_to_read(box: Sandbox, how: str) -> None:
     """(E15)"""
     run = box.exec if how == "exec" else box.run_shell
-    ran = await run('x=$((1<<3)); [[ a < b ]] && cat <<< "$x" || cat <<EOF\n$x\nEOF')
+    ran = await run("x=$((1<<3)); [ a \\< b ] && cat <<EOF\n$x\nEOF")
     assert ran.stdout == b"8\n"
     ran = await run("case x in (x) echo ok;; esac; echo 'a;b' \"$(echo '(')\" `echo b` {a,b} \\;")
     assert ran.text.startswith("ok\na;b ( b ") and ran.text.endswith(" ;\n")
@@ -124,7 +124,8 @@ async def test_what_is_dropped_is_said_to_the_byte(box: Sandbox, how: str) -> No
 async def test_head_tail_and_code_are_kept(box: Sandbox, how: str) -> None:
     """(E17)"""
     run = box.exec if how == "exec" else box.run_shell
-    script = "echo BEGIN; head -c 20000000 /dev/zero | tr '\\0' A; echo LAST; echo END >&2; (exit 4)"
+    much = "head -c 20000000 /dev/zero | tr '\\0' A"
+    script = f"echo BEGIN; {much}; echo LAST; echo END >&2; (exit 4)"
     ran = await run(script, output_limit_bytes=1 << 20)
     assert (ran.exit_code, ran.stderr, ran.truncated[1]) == (4, b"END\n", 0)
     assert ran.stdout.startswith(b"BEGIN\nAAA") and ran.stdout.endswith(b"AAALAST\n")
@@ -214,10 +215,10 @@ async def test_the_command_line_client_ends_whatever_its_input_does(
         "DSEC_API_KEY": world.system.admin_key, "DSEC_PROJECT": world.system.project,
     }  # fmt: skip
     try:
-        for options, script in (((), "echo hi"), (("-i",), "echo hi"), (("-i",), "exec <&-; echo hi")):
+        for options in ((), ("-i",)):
             began = time.monotonic()
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "libdsec", "exec", *options, box.id, "--", script,
+                sys.executable, "-m", "libdsec", "exec", *options, box.id, "--", "echo hi",
                 stdin=reading, stdout=asyncio.subprocess.PIPE, env=env,
             )  # fmt: skip
             out, _ = await asyncio.wait_for(process.communicate(), 20)
