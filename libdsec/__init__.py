@@ -53,6 +53,7 @@ from libdsec.errors import (
 )
 from libdsec.files import Files
 from libdsec.interaction import Found, Interaction
+from libdsec.jobs import Job
 from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
 from libdsec.sandbox import Sandbox
@@ -91,6 +92,7 @@ __all__ = [
     "Interaction",
     "InternalError",
     "InvalidRequest",
+    "Job",
     "NoSpaceLeft",
     "NotARegularFile",
     "NotFound",
