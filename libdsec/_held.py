@@ -64,7 +64,6 @@ class Held:
         request: ExecRequest,
         *,
         stdin: Stdin | None = None,
-        idle_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         operation = await self._command(request)
@@ -73,7 +72,6 @@ class Held:
                 operation,
                 stdin=stdin,
                 timeout_s=request.timeout_s if request.session is None else None,
-                idle_timeout_s=idle_s,
                 on_output=on_output,
             )
         except DSecError as exc:

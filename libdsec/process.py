@@ -4,7 +4,7 @@ Owns: collecting, per-stream reading, input, limits that the caller keeps. Does 
 own: the stream protocol (:mod:`libdsec._operation`) or the request's making
 (:mod:`libdsec.sandbox`).
 
-A command's time limit is kept inside the sandbox; the call itself ends by silence
+A command's limits are kept inside the sandbox; the call itself ends by silence
 of the node, never by a clock of its own, until MARGIN_S after that limit.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
-import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
@@ -86,7 +85,6 @@ async def collect(
     *,
     stdin: Stdin | None = None,
     timeout_s: float | None = None,
-    idle_timeout_s: float | None = None,
     on_output: OnOutput | None = None,
 ) -> ExecResult:
     """Runs a started operation to its end. Whoever cancels this kills the command."""
@@ -94,13 +92,14 @@ async def collect(
     if feeding is not None:
         feeding.add_done_callback(lambda task: _fed(operation, task))
     parts: dict[str, list[bytes]] = {"o": [], "e": []}
-    limit = _Limit(operation, timeout_s, idle_timeout_s)
+    now = asyncio.get_running_loop().time()
+    end = None if timeout_s is None else now + timeout_s + MARGIN_S
     try:
         while True:
             await _drain(operation, parts, on_output)
             if operation.done:
                 break
-            await limit.wait()
+            await _wait(operation, end)
         await _drain(operation, parts, on_output)
         result = result_of(await operation.final(), b"".join(parts["o"]), b"".join(parts["e"]))
     except BaseException:
@@ -111,7 +110,7 @@ async def collect(
             feeding.cancel()
     if feeding is not None and feeding.done() and not feeding.cancelled():
         feeding.result()  # raises what the caller's own input raised
-    return _replaced(result, timed_out=True) if limit.idled else result
+    return result
 
 
 async def _drain(
@@ -158,51 +157,14 @@ def _next(parts: Iterator[bytes]) -> bytes | None:
     return next(parts, None)
 
 
-class _Limit:
-    """The clocks that the caller keeps: idleness, and the last resort after the
-    command's own limit."""
-
-    def __init__(
-        self, operation: Operation[Any], timeout_s: float | None, idle_s: float | None
-    ) -> None:
-        self._operation = operation
-        self._idle_s = idle_s
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s + MARGIN_S
-        self.idled = False
-
-    async def wait(self) -> None:
-        """Until something changed or a clock ran out. Raises ``DeadlineExceeded``
-        when the result stays away long after the command's limit."""
-        wait_s = self._wait_s()
-        if wait_s is None:
-            await self._operation.changed()
-            return
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._operation.changed()
-        except TimeoutError:
-            await self._ran_out()
-
-    def _wait_s(self) -> float | None:
-        now, ends = time.monotonic(), []
-        if self._end is not None:
-            ends.append(self._end - now)
-        if self._idle_s is not None and not self.idled:
-            ends.append(self._operation.last_output + self._idle_s - now)
-        return max(min(ends), 0.0) if ends else None
-
-    async def _ran_out(self) -> None:
-        now = time.monotonic()
-        if self._end is not None and now >= self._end:
-            raise DeadlineExceeded("the command's result did not come after its time limit")
-        if self._idle_s is not None and now >= self._operation.last_output + self._idle_s:
-            self.idled = True
-            await self._operation.cancel()
-
-
-def _replaced(result: ExecResult, **changes: Any) -> ExecResult:
-    values = {name: getattr(result, name) for name in ExecResult.__dataclass_fields__}
-    return ExecResult(**(values | changes))
+async def _wait(operation: Operation[Any], end: float | None) -> None:
+    """Until something changed. Raises ``DeadlineExceeded`` at ``end``: when the result
+    stays away long after the command's limit."""
+    try:
+        async with asyncio.timeout_at(end):
+            await operation.changed()
+    except TimeoutError:
+        raise DeadlineExceeded("the result did not come after the time limit") from None
 
 
 def _signal_name(number: int) -> str:

@@ -145,22 +145,22 @@ class Sandbox(Held):
         repeated call gets the first one's result."""
         data = stdin.encode() if isinstance(stdin, str) else stdin
         inline = isinstance(data, bytes) and len(data) <= INLINE_BYTES
-        idle_s = seconds(idle_timeout, "idle_timeout")
         request = command_request(
             command,
             cwd=cwd,
             env=env,
             user=user,
             timeout=timeout,
+            idle_timeout=idle_timeout,
             output_limit_bytes=output_limit_bytes,
             merge=merge,
             stdin_data=data if isinstance(data, bytes) and inline else None,
             stdin=data is not None and not inline,
-            stream=on_output is not None or idle_s is not None or output_limit_bytes > INLINE_BYTES,
+            stream=on_output is not None or output_limit_bytes > INLINE_BYTES,
             op_id=op_id,
         )
         feed = None if inline else data
-        result = await self._run(request, stdin=feed, idle_s=idle_s, on_output=on_output)
+        result = await self._run(request, stdin=feed, on_output=on_output)
         return checked(result, shown(request)) if check else result
 
     async def spawn(
@@ -171,6 +171,7 @@ class Sandbox(Held):
         user: str | None = None,
         stdin: bool | None = None,
         timeout: Seconds | None = None,
+        idle_timeout: Seconds | None = None,
         output_limit_bytes: int | None = None,
         merge: bool = False,
         session: str | None = None,
@@ -192,6 +193,7 @@ class Sandbox(Held):
             env=env,
             user=user,
             timeout=timeout,
+            idle_timeout=idle_timeout,
             output_limit_bytes=limit,
             merge=merge,
             stdin=talks,

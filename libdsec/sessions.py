@@ -51,6 +51,7 @@ class Session:
         cmd: str,
         *,
         timeout: Seconds | None = None,
+        idle_timeout: Seconds | None = None,
         check: bool = False,
         on_output: OnOutput | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
@@ -59,12 +60,14 @@ class Session:
     ) -> ExecResult:
         """Runs a command when its turn has come. ``timeout`` in seconds, from then on,
         ends the command with everything it started; the shell and its state stay where it
-        lets go (``session_ended`` says that it did not). The command has no input.
+        lets go (``session_ended`` says that it did not); ``idle_timeout`` does after so
+        long without output. The command has no input.
         ``check`` raises ``ExecFailed`` or ``ExecTimeout``; ``merge`` sends stderr into
         stdout. The same ``op_id`` never runs twice."""
         request = command_request(
             (cmd,),
             timeout=timeout,
+            idle_timeout=idle_timeout,
             output_limit_bytes=output_limit_bytes,
             merge=merge,
             stream=on_output is not None or output_limit_bytes > INLINE_BYTES,

@@ -343,7 +343,7 @@ class Interaction:
 class Session:
     name: str
 
-    def run(self, cmd: str, *, timeout: Seconds | None=None, check: bool=False, on_output: OnOutput | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, op_id: str | None=None) -> ExecResult:
+    def run(self, cmd: str, *, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, check: bool=False, on_output: OnOutput | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, op_id: str | None=None) -> ExecResult:
         ...
 
     def interrupt(self) -> bool:
@@ -388,7 +388,7 @@ class Sandbox:
     def exec(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: Stdin | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, check: bool=False, on_output: OnOutput | None=None, op_id: str | None=None) -> ExecResult:
         ...
 
-    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool | None=None, timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, pty: tuple[int, int] | None=None, op_id: str | None=None) -> Process:
+    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, pty: tuple[int, int] | None=None, op_id: str | None=None) -> Process:
         ...
 
     def interact(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, timeout: Seconds | None=None, pty: tuple[int, int] | None=TERMINAL_SIZE, buffer_bytes: int=BUFFER_BYTES, op_id: str | None=None) -> Interaction:

@@ -42,7 +42,7 @@ enum msg {
 
 enum tag {
     T_KEY = 1, T_ARGV, T_SHELL, T_CWD, T_ENV, T_USER, T_TIMEOUT_NS, T_LIMIT, T_MERGE,
-    T_STDIN, T_SESSION, T_ROWS, T_COLS,
+    T_STDIN, T_SESSION, T_ROWS, T_COLS, T_IDLE_NS,
     T_FOP = 20, T_PATH, T_DST, T_OFFSET, T_LENGTH, T_MODE, T_APPEND, T_RECURSIVE, T_PARENTS,
     T_CODE = 40, T_MESSAGE, T_FIELD, T_ERRNO,
     T_EXIT_CODE = 50, T_SIGNAL_NO, T_TIMED_OUT, T_OOM, T_DROPPED_OUT, T_DROPPED_ERR,
@@ -156,7 +156,7 @@ struct op {
     struct outstream out[2];
     struct buf in, report, result;   /* unsent stdin, the child's report, the final frame */
     bool in_eof, result_sent;
-    uint64_t started, timeout, deadline, drain_idle, drain_end, kill_end, oom_before, duration;
+    uint64_t started, timeout, idle, deadline, drain_idle, drain_end, kill_end, oom_before, duration;
     uint64_t finished_seq;
     struct session *session;
     bool session_fresh, session_ended;
@@ -191,6 +191,7 @@ void op_input_end(struct op *op);
 void op_signal(struct op *op, int sig);
 void op_rewind(struct op *op);
 void op_send_signals(struct op *op);
+uint64_t op_limit(const struct op *op);
 bool op_has_begun(const struct op *op);
 void op_lost(int leaf);
 void ops_leave(void);
@@ -215,6 +216,7 @@ struct session {
     struct op *current;
     struct pids before, told;        /* there before the command; got its interrupt */
     bool in_text;                    /* the shell said that it begins */
+    bool sweeping, swept;            /* it was told to reap; it did */
     uint64_t interrupt_at;           /* when an interrupt is repeated; 0: there is none */
     uint64_t leave_end;              /* the shell has left its text by then, or goes */
 };

@@ -143,12 +143,14 @@ static char **shell_argv(const struct reader *spec, int status)
  * the code. LEAVE_SIGNAL makes it leave the text, from inside whatever functions and
  * loops, and say so: bash by "return" before every further command (what extdebug does
  * for status 2), others by an expansion error, which `command` catches; only while
- * _dsec_in is set. The channels are closed for the text, or out of reach of what
+ * _dsec_in is set. For "r" it reaps what was killed and says "z". The channels are closed for the text, or out of reach of what
  * scripts number. */
 #define SESSION(begin, ctl, status, leave, after) \
     "trap 'case $_dsec_in in 1) _dsec_in= _dsec_left=i; " leave ";; esac' 64; " \
     "while :; do " \
     "while ! { IFS= command read -r _dsec_how <&" ctl "; } 2>/dev/null; do :; done; " \
+    "{ case $_dsec_how in r) command jobs >/dev/null; command echo z >&" status "; " \
+    "continue;; esac; } 2>/dev/null; " \
     "{ _dsec_code= _dsec_left=; command echo b >&" status "; } 2>/dev/null; " \
     begin "eval '{ _dsec_in=1; } 2>/dev/null; case $_dsec_how in " \
     "m) . /proc/self/fd/252 " ctl "<&- " status ">&- 2>&1;; " \

@@ -324,7 +324,7 @@ void op_tick(struct op *op, uint64_t now)
 {
     if (op->done)
         return;
-    if (op->deadline && now >= op->deadline && !op->killing && !op->reaped) {
+    if (!op->killing && !op->reaped && now >= op_limit(op)) {
         op->timed_out = true;
         op_kill(op);
     }
@@ -359,8 +359,8 @@ uint64_t op_next_due(const struct op *op, uint64_t now)
         return due;
     if (op->killing)
         return now + 1000000;
-    if (op->deadline && !op->reaped)
-        due = op->deadline;
+    if (!op->reaped)
+        due = op_limit(op);
     if (op->hangup_at && op->hangup_at < due)
         due = op->hangup_at;
     if (op->session && op->session->interrupt_at && op->session->interrupt_at < due)

@@ -123,7 +123,7 @@ void session_begins(struct session *s)
     drop(&s->told);
     s->before = cg_leaf_procs(s->at.leaf);
     s->interrupt_at = s->leave_end = 0;
-    s->in_text = false;
+    s->in_text = s->sweeping = s->swept = false;
 }
 
 /* The command is to end at once, with all that it started. */
@@ -142,7 +142,9 @@ bool session_left(struct session *s)
 {
     size_t rest = send_all(s, SIGKILL);
     bool shell_left = s->current->reaped;
-    if (shell_left && !rest)
+    if (shell_left && !rest && !s->sweeping) /* its dead children are its own to reap */
+        s->sweeping = write(s->ctl_fd, "r\n", 2) == 2;
+    if (shell_left && !rest && s->swept)
         return true;
     if (now_ns() >= s->leave_end)
         session_end(s);

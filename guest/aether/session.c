@@ -265,6 +265,8 @@ void session_reaped(pid_t pid, int status)
 static void on_state(struct session *s, const char *text, size_t n)
 {
     struct op *op = s->current;
+    if (*text == 'z')
+        s->swept = true;
     if (!op || op->reaped)
         return;
     if (text[0] == T_CODE) {

@@ -298,7 +298,7 @@ class Operation:
 
     async def want_input(self) -> None:
         """Tells the client to send input."""
-        self._wants_input = True
+        self._wants_input = self.takes_input = True
         await self._send("r", b"")
 
     async def input(self) -> AsyncIterator[bytes]:

@@ -131,6 +131,7 @@ def _exec_spec(request: ExecRequest) -> ExecSpec:
     return ExecSpec(
         op_id=request.op_id, argv=request.argv, shell=request.shell, session=request.session,
         cwd=request.cwd, env=request.env, user=request.user, timeout_s=request.timeout_s,
+        idle_timeout_s=request.idle_timeout_s,
         output_limit_bytes=limit, merge=request.merge,
         stdin=request.stdin or request.stdin_data is not None,
         pty=Resize(*request.pty) if request.pty else None,

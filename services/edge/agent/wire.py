@@ -59,6 +59,7 @@ class Tag(IntEnum):
     SESSION = 11
     ROWS = 12
     COLS = 13
+    IDLE_NS = 14
     FOP = 20
     PATH = 21
     DST = 22

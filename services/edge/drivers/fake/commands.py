@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Collection
 from typing import Any
 
 from services.edge.drivers.base import ExecIO, ExecSpec
 from services.edge.drivers.fake import tree as trees
+from services.edge.drivers.fake.budget import Budget
 from shared.errors import DsecError, InvalidRequest, Unsupported
 
 MAX_ENV_BYTES = 128 * 1024
@@ -30,6 +33,21 @@ def is_folder(tree: trees.Tree, path: str) -> bool:
         return tree.find(path)[1].kind == "dir"
     except DsecError:
         return False
+
+
+async def until_limit(
+    waiting: set[asyncio.Future[Any]], spec: ExecSpec, budgets: Collection[Budget]
+) -> None:
+    """Returns when one of ``waiting`` is done or a limit of the command is reached."""
+    began = time.monotonic()
+    while not any(future.done() for future in waiting):
+        ends = [] if spec.timeout_s is None else [began + spec.timeout_s]
+        if spec.idle_timeout_s is not None:
+            ends.append(max(b.written_at for b in budgets) + spec.idle_timeout_s)
+        left_s = min(ends) - time.monotonic() if ends else None
+        if left_s is not None and left_s <= 0:
+            return
+        await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def signals(io: ExecIO, work: asyncio.Future[Any]) -> None:

@@ -241,7 +241,7 @@ class FakeDriver:
         timed_out = False
         try:
             waiting: set[asyncio.Future[Any]] = {work, death}
-            await asyncio.wait(waiting, timeout=spec.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await commands.until_limit(waiting, spec, budgets.values())
             if death.done():
                 death.result()
             timed_out = not work.done()
