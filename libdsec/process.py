@@ -235,6 +235,7 @@ class Process:
         self._dropped = {"o": 0, "e": 0}
         self._result: ExecResult | None = None
         self._tail_given: set[str] = set()
+        self._counted: set[str] = set()  # streams whose oldest bytes were told as taken
         self.stdout = Output(self, "o")
         self.stderr = Output(self, "e")
 
@@ -323,9 +324,19 @@ class Process:
                 await self._pop(kind)
 
     async def _pop(self, kind: str) -> bytes:
+        """The oldest bytes of a stream. A reader that is cancelled leaves them there."""
         data = self._unread[kind].popleft()
         self._unread_bytes[kind] -= len(data)
-        await self._operation.taken(len(data))
+        if kind in self._counted:
+            self._counted.discard(kind)
+            return data
+        try:
+            await self._operation.taken(len(data))
+        except asyncio.CancelledError:
+            self._counted.add(kind)
+            self._unread[kind].appendleft(data)
+            self._unread_bytes[kind] += len(data)
+            raise
         return data
 
     async def _next(self, kind: str) -> bytes | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from libdsec import DSecError, FilePermissionDenied, InvalidRequest, Sandbox, StdinClosed
+from tests.e2e.conftest import open_client
 from tests.faults.conftest import World
 
 pytestmark = [pytest.mark.docker]
@@ -166,14 +167,39 @@ async def test_a_terminal_has_its_size_from_the_start(box: Sandbox) -> None:
             assert (await talk.expect("50 200\r\n")).index == 0
 
 
-async def test_a_time_limit_is_a_result_with_what_came(box: Sandbox) -> None:
-    """(E31) Longer than requests are answered in, and silent for the whole time."""
-    began = time.monotonic()
-    ran = await box.exec("echo early; echo oops >&2; sleep 60", timeout=3)
-    assert (ran.timed_out, ran.exit_code, ran.stdout, ran.stderr) == (
-        True, None, b"early\n", b"oops\n",
-    )  # fmt: skip
-    assert 3 <= time.monotonic() - began < 5 and 3 <= ran.duration_s < 5
+async def slow_link(url: str, delay_s: float) -> asyncio.Server:
+    """A way to the server that takes ``delay_s`` longer in each direction."""
+    host, _, port = url.rpartition("/")[2].rpartition("@")[2].partition(":")
+
+    async def pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await source.read(65536):
+            loop.call_later(delay_s, sink.write, data)
+        loop.call_later(delay_s, sink.close)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+    return await asyncio.start_server(connected, "127.0.0.1", 0)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.2])
+async def test_a_time_limit_is_a_result_with_what_came(
+    world: World, box: Sandbox, delay_s: float
+) -> None:
+    """(E31) Longer than requests are answered in, silent all the time, over a slow link."""
+    link = await slow_link(world.system.url, delay_s)
+    url = f"nats://127.0.0.1:{link.sockets[0].getsockname()[1]}"
+    async with link, open_client(world.system, url=url, keep=True) as far:
+        there = await far.get(box.id)
+        began = time.monotonic()
+        ran = await there.exec("echo early; echo oops >&2; sleep 60", timeout=3)
+        took_s = time.monotonic() - began
+        link.close()
+    assert (ran.timed_out, ran.exit_code) == (True, None)
+    assert (ran.stdout, ran.stderr) == (b"early\n", b"oops\n")
+    assert 3 <= took_s < 5 + 2 * delay_s and 3 <= ran.duration_s < 5
 
 
 async def test_user_home_groups_and_umask_are_those_of_each_call(box: Sandbox) -> None:
