@@ -120,6 +120,7 @@ int launcher_start(void);
 int send_fds(int sock, uint32_t number, const int *fds, int count);
 int launch(struct launch *l, struct place *where); /* closes the descriptors of l */
 void place_leave(struct place *at);
+void place_spoil(const struct place *at);
 bool place_unread(const struct place *at);
 void launcher_news(void);
 void nests_clear(void);

@@ -143,10 +143,11 @@ static char **shell_argv(const struct reader *spec, int status)
  * the code. LEAVE_SIGNAL makes it leave the text, from inside whatever functions and
  * loops, and say so: bash by "return" before every further command (what extdebug does
  * for status 2), others by an expansion error, which `command` catches; only while
- * _dsec_in is set. For "r" it reaps what was killed and says "z". The channels are closed for the text, or out of reach of what
- * scripts number. */
+ * _dsec_in is set. INT does the same: bash sends it to itself when a substitution died
+ * of it. For "r" it reaps what was killed and says "z". The channels are closed for the
+ * text, or out of reach of what scripts number. */
 #define SESSION(begin, ctl, status, leave, after) \
-    "trap 'case $_dsec_in in 1) _dsec_in= _dsec_left=i; " leave ";; esac' 64; " \
+    "trap 'case $_dsec_in in 1) _dsec_in= _dsec_left=i; " leave ";; esac' INT 64; " \
     "while :; do " \
     "while ! { IFS= command read -r _dsec_how <&" ctl "; } 2>/dev/null; do :; done; " \
     "{ case $_dsec_how in r) command jobs >/dev/null; command echo z >&" status "; " \

@@ -42,6 +42,7 @@ static void shell_drop(struct session *s)
     free(s->before.p);
     free(s->told.p);
     s->before = s->told = (struct pids){0};
+    place_spoil(&s->at);
     if (s->started)
         place_leave(&s->at);
     s->started = s->dead = false;
@@ -211,6 +212,20 @@ void session_op_over(struct op *op)
     next_command(s);
 }
 
+/* The shell is gone. Where it was killed before it took the command, that may be tried
+ * again: nothing of it ran. */
+static void shell_lost(struct session *s, int status)
+{
+    struct op *op = s->current;
+    char byte;
+    bool began = s->in_text ||
+                 (s->state_fd >= 0 && recv(s->state_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0);
+    if (op->session_fresh && !op->killing && !began && status == SIGKILL)
+        put_error(&op->report, "unavailable", NULL, ECHILD,
+                  "the session's shell was killed before it took the command");
+    op_exited(op, status);
+}
+
 void session_end(struct session *s)
 {
     s->leave_end = 0;
@@ -218,8 +233,8 @@ void session_end(struct session *s)
     if (s->at.pid)
         return; /* its death comes by session_reaped */
     s->dead = true;
-    if (s->current)
-        op_exited(s->current, SIGKILL);
+    if (s->current && !s->current->reaped)
+        shell_lost(s, SIGKILL);
 }
 
 bool session_launched(uint32_t slot, int32_t pid)
@@ -256,7 +271,7 @@ void session_reaped(pid_t pid, int status)
             cg_leaf_kill(s->at.leaf, pid);
             op->session_ended = true;
             if (!op->reaped)
-                op_exited(op, status);
+                shell_lost(s, status);
         }
         return;
     }

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from libdsec import InvalidRequest, Sandbox
+from libdsec import DSecClient, DSecError, InvalidRequest, Sandbox
+from tests.faults.conftest import CREATE_S, container_args
 
 pytestmark = [pytest.mark.docker]
 
@@ -119,3 +120,33 @@ async def test_a_session_has_one_user_and_no_input(box: Sandbox) -> None:
         await (await box.spawn("cat", session="mine", stdin=True)).wait()
     assert caught.value.field == "stdin"
     assert (await box.run_shell("id -un", session="mine", user="agent")).text == "agent\n"
+
+
+async def test_a_session_is_as_clean_inside_as_a_single_command(box: Sandbox) -> None:
+    """(E26, E28) Nothing of the caller's terminal or of the shell's own machinery shows;
+    children that ended use up no process numbers."""
+    shell = box.session("clean")
+    ran = await shell.run("env; echo; ls /proc/self/fd | wc -l", merge=True)
+    variables, _, _ = ran.text.partition("\n\n")
+    names = {line.partition("=")[0] for line in variables.splitlines()}
+    assert {"TERM", "PAGER", "HOME", "PATH"} <= names
+    assert not names & {"COLUMNS", "LINES"} and not [n for n in names if "dsec" in n.lower()]
+    assert "\nTERM=dumb\n" in f"\n{variables}\n" and "\nPAGER=cat\n" in f"\n{variables}\n"
+    for _ in range(70):
+        await shell.run("sleep 0.01 & (sleep 0.01 &) ; true", check=True)
+    ran = await box.exec("cat /proc/[0-9]*/status | grep -c 'State:.*zombie'")
+    assert int(ran.text) <= 2, "the shell reaps with its next child"
+    ran = await shell.run("(exit 5) & P=$!; true")
+    assert (await shell.run("wait $P")).exit_code == 5
+
+
+async def test_sessions_have_a_bound_and_what_is_closed_makes_room(client: DSecClient) -> None:
+    async with await client.run_container(container_args(), timeout=CREATE_S) as box:
+        shells = [box.session(f"s{i}") for i in range(32)]
+        for shell in shells:
+            await shell.run("true", check=True)
+        with pytest.raises(DSecError) as caught:
+            await box.run_shell("true", session="one more")
+        assert (caught.value.code, caught.value.field) == ("invalid_request", "session")
+        await shells[7].close()
+        assert (await box.run_shell("true", session="one more")).session_fresh

@@ -84,10 +84,12 @@ async def test_commands_queue_in_order(session: Session) -> None:
 NESTED = "g() { sleep 61; echo on; }; f() { while :; do g; done; }; f; echo after"
 SPINNING = "f() { while :; do :; done; }; f; echo after"
 READING = "mkfifo /tmp/never; read x </tmp/never; echo after"
+INSIDE = "x=$(sleep 60 | cat); (sleep 60; echo sub); eval 'sleep 60'; echo after"
+TRAPPED = "trap 'echo trap' INT; sleep 60; echo after"
 
 
 @pytest.mark.parametrize(
-    "command", ["setsid sleep 60 & sleep 60", NESTED, SPINNING, READING, "sleep 60 & wait; echo no"]
+    "command", ["setsid sleep 60 & sleep 60", NESTED, SPINNING, READING, "sleep 60 & wait", INSIDE]
 )
 async def test_a_time_limit_leaves_the_shell_and_its_state(session: Session, command: str) -> None:
     """(E01, E05) Whatever the text is in the middle of, all it started is dead."""
@@ -125,7 +127,9 @@ def interrupted(session: Session, command: str, **changes: object) -> tuple[Reco
     return io, asyncio.ensure_future(session(command, io=io, **changes))
 
 
-@pytest.mark.parametrize("command", ["sleep 60; echo after", NESTED, SPINNING, READING])
+@pytest.mark.parametrize(
+    "command", ["sleep 60; echo after", NESTED, SPINNING, READING, INSIDE, TRAPPED]
+)
 async def test_an_interrupt_ends_the_command_and_keeps_the_shell(
     session: Session, command: str
 ) -> None:
@@ -150,6 +154,14 @@ async def test_an_interrupt_right_after_the_start_is_not_lost(session: Session) 
         ran = await asyncio.wait_for(work, 5)
         assert (ran.code, ran.outcome.session_ended) == (130, False), number
     assert (await session("echo $X")).stdout == b"1\n"
+
+
+async def test_an_interrupt_from_inside_is_one_too(session: Session) -> None:
+    await session("X=1")
+    ran = await session("echo on; kill -INT $$; echo after")
+    assert (ran.code, ran.outcome.signal, ran.stdout) == (130, "INT", b"on\n")
+    ran = await session("sh -c 'kill -INT $$'; echo $?; echo $X")
+    assert (ran.code, ran.stdout) == (0, b"130\n1\n")
 
 
 async def test_a_program_may_handle_an_interrupt(session: Session) -> None:
