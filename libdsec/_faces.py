@@ -6,6 +6,7 @@ from libdsec import jobs, managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
 from libdsec.interaction import Interaction
+from libdsec.ports import Connection, Port
 from libdsec.process import Output, Process
 from libdsec.sandbox import Sandbox
 from libdsec.sessions import Session
@@ -22,6 +23,8 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Job": (jobs.Job, ("id", "lease_s", "on_lost", "sandboxes", "epoch", "lost")),
     "Files": (Files, ()),
     "Output": (Output, ()),
+    "Connection": (Connection, ("port",)),
+    "Port": (Port, ("port",)),
     "Process": (Process, ("stdout", "stderr")),
     "Interaction": (Interaction, ("process",)),
     "Session": (Session, ("name",)),

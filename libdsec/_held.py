@@ -78,14 +78,15 @@ class Held:
             raise await self._judged(exc) from exc.__cause__
 
     async def _start(
-        self, verb: str, request: Any, reply_type: type[R], *, joining: int | None = None
-    ) -> Operation[R]:
+        self, verb: str, request: Any, reply_type: type[R], *, joining: int | None = None,
+        kind: type[Operation[R]] = Operation,
+    ) -> Operation[R]:  # fmt: skip
         """A started operation at the sandbox's edge."""
         if self._node is None:
             await self._ready()
         if self._node is None:
             raise NotFound(f"sandbox {self._id or self.uid} has no node")
-        operation = Operation(
+        operation = kind(
             self._core.operations,
             (self.project, self._node, self.uid),
             verb=verb,

@@ -28,6 +28,7 @@ from libdsec.errors import (
 )
 from libdsec.files import Files
 from libdsec.interaction import BUFFER_BYTES, Interaction
+from libdsec.ports import HasPorts
 from libdsec.process import OnOutput, Process, Stdin, checked
 from libdsec.results import ExecResult, Info, info_of
 from libdsec.sessions import OUTPUT_LIMIT_BYTES, Session
@@ -41,7 +42,7 @@ TERMINAL_SIZE = (24, 80)
 """Rows and columns of a terminal that nobody looks at."""
 
 
-class Sandbox(Held):
+class Sandbox(Held, HasPorts):
     """A sandbox. ``state`` is the last one seen; :meth:`info` asks. Any call on a
     paused sandbox resumes it. ``async with`` stops it at the end."""
 

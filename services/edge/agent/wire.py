@@ -39,6 +39,7 @@ class Msg(IntEnum):
     ACK = 11
     FILE = 12
     RESIZE = 13
+    DIAL = 14
     RESULT = 20
     ERROR = 21
     OK = 22
@@ -59,7 +60,9 @@ class Tag(IntEnum):
     SESSION = 11
     ROWS = 12
     COLS = 13
-    IDLE_NS = 14
+    PORT = 14
+    WAIT_NS = 15
+    IDLE_NS = 16
     FOP = 20
     PATH = 21
     DST = 22
