@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
+import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
@@ -34,6 +35,8 @@ from libdsec.results import ExecResult, TextView
 
 MARGIN_S = 30.0
 """How long after a command's time limit its result is waited for."""
+PAUSED_LOOK_S = 0.5
+"""How often the clocks of a command are looked at while its sandbox is paused."""
 UNREAD_BYTES = WINDOW_BYTES // 2
 """What one stream may hold unread while the other is read; older bytes are dropped
 and counted in ``truncated``, so that an unread stream never stops the command."""
@@ -92,14 +95,13 @@ async def collect(
     if feeding is not None:
         feeding.add_done_callback(lambda task: _fed(operation, task))
     parts: dict[str, list[bytes]] = {"o": [], "e": []}
-    now = asyncio.get_running_loop().time()
-    end = None if timeout_s is None else now + timeout_s + MARGIN_S
+    limit = _Limit(operation, timeout_s)
     try:
         while True:
             await _drain(operation, parts, on_output)
             if operation.done:
                 break
-            await _wait(operation, end)
+            await limit.wait()
         await _drain(operation, parts, on_output)
         result = result_of(await operation.final(), b"".join(parts["o"]), b"".join(parts["e"]))
     except BaseException:
@@ -157,14 +159,31 @@ def _next(parts: Iterator[bytes]) -> bytes | None:
     return next(parts, None)
 
 
-async def _wait(operation: Operation[Any], end: float | None) -> None:
-    """Until something changed. Raises ``DeadlineExceeded`` at ``end``: when the result
-    stays away long after the command's limit."""
-    try:
-        async with asyncio.timeout_at(end):
-            await operation.changed()
-    except TimeoutError:
-        raise DeadlineExceeded("the result did not come after the time limit") from None
+class _Limit:
+    """The last resort after the command's own limit. It stands still while the sandbox
+    does."""
+
+    def __init__(self, operation: Operation[Any], timeout_s: float | None) -> None:
+        self._operation = operation
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s + MARGIN_S
+
+    async def wait(self) -> None:
+        """Until something changed. Raises ``DeadlineExceeded`` when the result stays away
+        long after the command's limit."""
+        try:
+            async with asyncio.timeout(self._wait_s()):
+                await self._operation.changed()
+        except TimeoutError:
+            if (self._wait_s() or 0.0) <= 0.0:
+                text = "the command's result did not come after its time limit"
+                raise DeadlineExceeded(text) from None
+
+    def _wait_s(self) -> float | None:
+        if self._end is None:
+            return None
+        now, stood = time.monotonic(), self._operation.stood
+        least_s = PAUSED_LOOK_S if stood.now else 0.0
+        return max(self._end + stood.seconds(now) - now, least_s)
 
 
 def _signal_name(number: int) -> str:

@@ -35,18 +35,17 @@ def is_folder(tree: trees.Tree, path: str) -> bool:
         return False
 
 
-async def until_limit(
+async def until_silent(
     waiting: set[asyncio.Future[Any]], spec: ExecSpec, budgets: Collection[Budget]
 ) -> None:
-    """Returns when one of ``waiting`` is done or a limit of the command is reached."""
-    began = time.monotonic()
+    """Returns when one of ``waiting`` is done or the command was silent for too long."""
     while not any(future.done() for future in waiting):
-        ends = [] if spec.timeout_s is None else [began + spec.timeout_s]
+        left_s = None
         if spec.idle_timeout_s is not None:
-            ends.append(max(b.written_at for b in budgets) + spec.idle_timeout_s)
-        left_s = min(ends) - time.monotonic() if ends else None
-        if left_s is not None and left_s <= 0:
-            return
+            last = max(budget.written_at for budget in budgets)
+            left_s = last + spec.idle_timeout_s - time.monotonic()
+            if left_s <= 0:
+                return
         await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
 
