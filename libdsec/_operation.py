@@ -91,7 +91,7 @@ class Operation(Generic[R]):
         self._size: bytes | None = None
         self._heard = False
         self.sending, self.stood = _flow.Sending(), _flow.Stood()
-        self.last_output = self._heard_at = self._asked_at = time.monotonic()
+        self._heard_at = self._asked_at = time.monotonic()
         self.output: deque[tuple[str, bytes]] = deque()
         self._final: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._final.add_done_callback(_observe)
@@ -185,7 +185,6 @@ class Operation(Generic[R]):
             self.reattach()
             return
         if new:
-            self.last_output = time.monotonic()
             self._errors += len(new) if kind == "e" else 0
             self.output.append((kind, new))
             self._changed.set()
