@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+from pathlib import Path
 
 from schemas.image import ImageQuery, ResolveRequest
 from schemas.subjects import DURABLES, rpc
 from services.imagesvc import store
-from services.imagesvc.blobstore import open_store
+from services.imagesvc.collector import Collector
 from services.imagesvc.engine import DockerEngine
 from services.imagesvc.handlers import Handlers
 from services.imagesvc.importer import Importer, ImportLimits
 from services.imagesvc.settings import Settings
+from shared.blobs.opening import open_store
 from shared.bus import Bus
 from shared.consumer import BatchConsumer
 from shared.db import Database
@@ -33,7 +34,7 @@ class App:
         self.settings = settings
         self.bus = Bus(settings, "imagesvc")
         self.db = Database(settings.pg_dsn, "imagesvc")
-        self.blobs = open_store(settings.store_url)
+        self.blobs = open_store(settings, scratch=Path(settings.image_scratch))
         self.importer = Importer(
             self.blobs,
             engine=DockerEngine(base_url=settings.image_docker_url)
@@ -50,7 +51,8 @@ class App:
         self.handlers = Handlers(settings, self.bus, self.db, self.importer)
         self.consumer = BatchConsumer(self.bus, _COMMANDS, self.handlers.commands)
         self.health = Health("imagesvc")
-        self._pruning: asyncio.Task[None] | None = None
+        self.collector = Collector(settings, self.bus, self.db, self.blobs)
+        self._background: list[asyncio.Task[None]] = []
         self.bus.answer(
             rpc("imagesvc", "resolve"), ResolveRequest, self.handlers.resolve, queue=QUEUE
         )
@@ -63,7 +65,10 @@ class App:
             log.info("removed %d unfinished imports", swept)
         await self.bus.start()
         self.consumer.start()
-        self._pruning = asyncio.create_task(self._prune(), name="prune requests")
+        self._background = [
+            asyncio.create_task(self._prune(), name="prune requests"),
+            asyncio.create_task(self.collector.run(), name="collect layers"),
+        ]
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
         self.health.add("consumer", self._check_consumer)
@@ -73,10 +78,9 @@ class App:
     async def close(self) -> None:
         """Ends; an import at hand is broken off and comes again after the next start."""
         await self.health.close()
-        if self._pruning is not None:
-            self._pruning.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._pruning
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self.consumer.close()
         await self.bus.close()
         await asyncio.to_thread(self.importer.close)
@@ -88,7 +92,7 @@ class App:
 
     async def _check_store(self) -> None:
         if not await asyncio.to_thread(self.blobs.ready):
-            raise Unavailable(f"{self.settings.store_url} is not writable")
+            raise Unavailable(f"{self.settings.store_url} does not answer or is not writable")
 
     async def _prune(self) -> None:
         while True:

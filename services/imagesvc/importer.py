@@ -11,7 +11,7 @@ import asyncio
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,13 +22,14 @@ from schemas.image import Kind
 from schemas.sandbox import ImageConfig
 from services.imagesvc import gitlayer
 from services.imagesvc.archive import ArchiveImage, DirectoryMembers, TarMembers, find_image
-from services.imagesvc.blobstore import BlobStore, LayerManifest
 from services.imagesvc.collapse import COLLAPSE_MAX_BYTES, Collapser
 from services.imagesvc.dirlayer import DirectoryLayer
 from services.imagesvc.erofs import build_layer
 from services.imagesvc.layertree import Inode, nested, owned_by, stored_bytes, unique_inodes
 from services.imagesvc.spool import Spool
 from services.imagesvc.tarlayer import FileRange, read_tar
+from shared.blobs.base import BlobStore
+from shared.blobs.layout import LayerFiles, LayerManifest
 from shared.errors import InvalidRequest, Unsupported
 
 Stage = Literal["reading", "writing", "storing"]
@@ -138,9 +139,10 @@ class Importer:
         self._pool = ThreadPoolExecutor(self._limits.parallel_max, thread_name_prefix="import")
 
     async def run(
-        self, request: ImportRequest, *, progress: Callable[[ImportProgress], None] | None = None
-    ) -> ImportResult:
-        """As :meth:`run_blocking`, in a thread; ``progress`` is called on the event loop.
+        self, request: ImportRequest, *, progress: Callable[[ImportProgress], None] | None = None,
+        keep: Callable[[Sequence[LayerFiles]], Awaitable[None]] | None = None,
+    ) -> ImportResult:  # fmt: skip
+        """As :meth:`run_blocking`, in a thread; ``progress`` and ``keep`` run on the event loop.
 
         When cancelled the thread stops at its next step and cleans up after itself.
         """
@@ -153,7 +155,14 @@ class Importer:
             if progress is not None:
                 loop.call_soon_threadsafe(progress, state)
 
-        work = loop.run_in_executor(self._pool, self._guarded, request, report, cancelled)
+        def kept(files: Sequence[LayerFiles]) -> None:
+            async def wait() -> None:
+                if keep is not None:
+                    await keep(files)
+
+            asyncio.run_coroutine_threadsafe(wait(), loop).result()
+
+        work = loop.run_in_executor(self._pool, self._guarded, request, report, kept, cancelled)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -165,20 +174,25 @@ class Importer:
         self,
         request: ImportRequest,
         report: Callable[[ImportProgress], None],
+        keep: Callable[[Sequence[LayerFiles]], None],
         cancelled: threading.Event,
     ) -> ImportResult:
         if cancelled.is_set():
             raise _Cancelled
-        return self.run_blocking(request, progress=report, cancelled=cancelled.is_set)
+        return self.run_blocking(
+            request, progress=report, keep=keep, cancelled=cancelled.is_set
+        )
 
     def run_blocking(
         self,
         request: ImportRequest,
         *,
         progress: Callable[[ImportProgress], None] | None = None,
+        keep: Callable[[Sequence[LayerFiles]], None] = lambda files: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> ImportResult:
-        """Import and return what was stored.
+        """Import and return what was stored. ``keep`` is told of the finished layers
+        before the first is stored, so that collection leaves them alone.
 
         Raises :class:`InvalidRequest`, :class:`Unsupported`, ``NotFound``,
         ``Conflict`` (the source changed), ``Unavailable`` (disk, engine) or
@@ -205,6 +219,7 @@ class Importer:
                 built.append(build_layer(root, folder, verify=self._verify, progress=meter.advance))
             reading.confirm()
             meter.start("storing", meter.total_bytes)
+            keep(built)
             stored = [self._store.put_layer(files) for files in built]
         return ImportResult(stored, config)
 

@@ -11,7 +11,7 @@ import logging
 
 from schemas.burst import BurstPlan
 from schemas.iam import IamQuery
-from schemas.image import ImageChanged
+from schemas.image import ImageChanged, LayerUseQuery
 from schemas.node import Heartbeat, JoinRequest
 from schemas.sandbox import SandboxQuery
 from schemas.subjects import EDGE_DURABLE, durable, hb, join, rpc
@@ -78,6 +78,7 @@ class App:
         self.bus.answer(
             rpc("scheduler", "sandboxes"), SandboxQuery, questions.sandboxes, queue=QUEUE
         )
+        self.bus.answer(rpc("scheduler", "layers"), LayerUseQuery, questions.layers, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "nodes"), IamQuery, questions.nodes, queue=QUEUE)
 
     async def _plan(self, plan: BurstPlan, _: Incoming) -> None:
