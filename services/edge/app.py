@@ -23,7 +23,7 @@ from services.edge.drivers.base import Driver
 from services.edge.handlers import Commands
 from services.edge.heartbeat import Presence
 from services.edge.journal import Journal
-from services.edge.layers.locate import Locator
+from services.edge.layers.locate import locator
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.settings import Settings
@@ -59,7 +59,7 @@ class Edge:
         limits = probe.limits(settings)
         self.supervisor = Supervisor(
             _drivers(settings), journal=self.journal, observer=self.observer,
-            locator=Locator(settings.store_url), clock=clock,
+            locator=locator(settings.store_url, settings.layers_path), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
                 stop_timeout_s=settings.stop_timeout_s,
