@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
 CONTROL = ("auth", "scheduler", "imagesvc", "audit", "burst")
 """In the order in which they start; they end in the reverse of it."""
+MODULES = {"layers": "edge.layers"}
+"""Where a process is not called as its module is."""
 ALIVE = sorted(set(lifecycle.STATES) - lifecycle.TERMINAL)
 END_SANDBOXES_S = 30.0
 """Longest wait, at the end, for sandboxes to stop."""
@@ -171,6 +173,8 @@ class LocalSystem:
             f"edge-{node}": common.edge(node, self._access.node_keys[node], self.options.drivers)
             for node in self._nodes()
         }
+        if common.remote_store:
+            await self._launch({"layers": common.layers()})
         await self._launch(edges)
         localconfig.write_client_files(self.state_dir, self.url, self._access)
         self._up = True
@@ -186,7 +190,7 @@ class LocalSystem:
 
     def _child(self, name: str, env: Mapping[str, str]) -> Supervised:
         port = free_port()
-        module = "edge" if name.startswith("edge-") else name
+        module = "edge" if name.startswith("edge-") else MODULES.get(name, name)
         logs = self.state_dir / "logs"
         logs.mkdir(exist_ok=True)
         child = Supervised(

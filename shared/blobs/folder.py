@@ -83,7 +83,7 @@ class FolderStore:
 
     def manifest(self, digest: str) -> LayerManifest:
         with self.open(digest, MANIFEST_NAME) as file:
-            return msgspec.json.decode(file.read(), type=LayerManifest)
+            return layout.read_manifest(file.read(), digest)
 
     def open(self, digest: str, name: str) -> BinaryIO:
         """One of the layer's files for reading; raises :class:`NotFound`."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.errors import InvalidRequest
+from shared.errors import Internal, InvalidRequest
 
 META_NAME, DATA_NAME, CHUNKS_NAME = "meta.erofs", "data.blob", "chunks.sha256"
 MANIFEST_NAME = "manifest.json"
@@ -29,6 +29,10 @@ DATA_CHUNK_BYTES = 256 * 1024
 CHUNK_DIGEST_BYTES = 32
 MANIFEST_BYTES_MAX = 64 * 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Damaged(Internal):
+    """A store holds something else than was put."""
 
 
 class LayerManifest(msgspec.Struct, frozen=True):
@@ -77,6 +81,17 @@ class LayerFiles:
             data_digest=self.data_digest,
             entries=self.entries,
         )
+
+
+def read_manifest(content: bytes, digest: str) -> LayerManifest:
+    """Raises :class:`Damaged` for what is no manifest of ``digest``."""
+    try:
+        manifest = msgspec.json.decode(content, type=LayerManifest)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        manifest = None
+    if manifest is None or manifest.digest != digest:
+        raise Damaged(f"the manifest of layer {digest} is damaged in the store", cause="image")
+    return manifest
 
 
 def is_digest(text: str) -> bool:

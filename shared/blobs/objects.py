@@ -111,17 +111,11 @@ class ObjectStore:
     def manifest(self, digest: str) -> LayerManifest:
         with _errors(self._name, digest):
             found = obstore.get(self._objects, layout.key(digest, MANIFEST_NAME)).bytes()
-        return self._manifest(bytes(found))
-
-    def _manifest(self, content: bytes) -> LayerManifest:
-        try:
-            return msgspec.json.decode(content, type=LayerManifest)
-        except msgspec.DecodeError as error:
-            raise Unavailable(f"{self._name}: a manifest is damaged", cause="image") from error
+        return layout.read_manifest(bytes(found), digest)
 
     async def fetch_manifest(self, digest: str) -> LayerManifest:
-        length = layout.MANIFEST_BYTES_MAX
-        return self._manifest(await self.fetch(digest, MANIFEST_NAME, 0, length))
+        found = await self.fetch(digest, MANIFEST_NAME, 0, layout.MANIFEST_BYTES_MAX)
+        return layout.read_manifest(found, digest)
 
     async def fetch(self, digest: str, name: str, start: int, length: int) -> bytes:
         with _errors(self._name, digest):

@@ -29,10 +29,19 @@ from shared.blobs.layout import (
     MANIFEST_NAME,
     MANIFEST_VERSION,
     META_NAME,
+    Damaged,
     LayerManifest,
     is_digest,
+    read_manifest,
 )
-from shared.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable, Unsupported
+from shared.errors import (
+    CapacityExhausted,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
 
 PIECE_BYTES = 4 * 1024 * 1024
 NODE_DIGITS = 14
@@ -40,10 +49,6 @@ NODE_DIGITS = 14
 _SUPER, _SLOT_BYTES, _SLOTS_AT = 1024, 128, 0x58
 """Of EROFS: where the super block is, the size of a device's entry, where its place is told."""
 RETRY_S = 0.2
-
-
-class Unusable(Unavailable):
-    """Asking again at once would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +118,6 @@ class Catalog:
                         return await self._fetch(digest)
                     except Unavailable as error:
                         self._faults.tell("unavailable", digest, META, error.message)
-                        if isinstance(error, Unusable):
-                            raise
                         await asyncio.sleep(RETRY_S)
         except TimeoutError:
             message = f"no metadata of layer {digest} in {limit_s:g} s"
@@ -135,7 +138,7 @@ class Catalog:
             self._place(work, digest)
         except OSError as error:
             message = f"layer {digest} cannot be kept here: {error.strerror}"
-            raise Unusable(message, cause="image") from error
+            raise CapacityExhausted(message, field="disk") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
         self._cache.add_layer(digest)
@@ -177,14 +180,13 @@ class Catalog:
         if final:
             message = f"the {what} of layer {digest} is damaged in the store"
             self._faults.tell("damaged", digest, META, message)
-            raise Unusable(message, cause="image")
+            raise Damaged(message, cause="image")
 
     def _know(self, digest: str) -> Known:
         folder = self._cache.folder(digest)
         try:
-            content = (folder / MANIFEST_NAME).read_bytes()
-            manifest = msgspec.json.decode(content, type=LayerManifest)
-        except (OSError, msgspec.DecodeError) as error:
+            manifest = read_manifest((folder / MANIFEST_NAME).read_bytes(), digest)
+        except OSError as error:
             raise Unavailable(f"layer {digest} is damaged on this node", cause="image") from error
         known = Known(digest, _node(digest), manifest.data_bytes, folder)
         self._by_node[known.node] = known
@@ -204,9 +206,9 @@ def _node(digest: str) -> int:
 def _check(manifest: LayerManifest, digest: str, meta_bytes_max: int) -> None:
     if manifest.version != MANIFEST_VERSION or manifest.data_chunk_bytes != DATA_CHUNK_BYTES:
         raise Unsupported(f"layer {digest} was made by another version", cause="image")
-    if manifest.digest != digest or not 0 < manifest.meta_bytes <= meta_bytes_max:
+    if not 0 < manifest.meta_bytes <= meta_bytes_max:
         message = f"the manifest of layer {digest} is damaged in the store"
-        raise Unusable(message, cause="image")
+        raise Damaged(message, cause="image")
 
 
 def _device_tag(path: Path) -> bytes:

@@ -23,7 +23,7 @@ from services.edge.layers.catalog import Known
 from services.edge.layers.faults import Faults
 from services.edge.layers.settings import Settings
 from shared.blobs.base import LayerReader
-from shared.blobs.layout import DATA_CHUNK_BYTES, DATA_NAME
+from shared.blobs.layout import DATA_CHUNK_BYTES, DATA_NAME, Damaged
 from shared.errors import DeadlineExceeded, DsecError, Internal, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,6 @@ RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
 THREADS = 4
 """For digests and the disk."""
 Found = dict[int, bytes]
-
-
-class Damaged(Internal):
-    """The store holds something else than was put."""
 
 
 class Chunks:
@@ -186,7 +182,7 @@ class Chunks:
             return data
         message = f"chunk {index} of layer {layer.digest} is damaged in the store"
         self._faults.tell("damaged", layer.digest, index, message)
-        raise Damaged(message, cause="image", is_infra=True)
+        raise Damaged(message, cause="image")
 
     async def _try(self, layer: Known, first: int, last: int) -> Found:
         start = first * DATA_CHUNK_BYTES

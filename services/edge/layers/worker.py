@@ -27,7 +27,6 @@ from shared.blobs.opening import open_store
 from shared.errors import DsecError, Unavailable
 from shared.health import Health
 
-
 HANDED_OVER_S = 0.05
 """For the answer that hands over to leave."""
 
