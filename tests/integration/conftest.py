@@ -20,7 +20,7 @@ import pytest
 from devstack import Endpoints, Infra
 from shared.migrate import prepare
 from shared.settings import Common
-from tests.integration.s3server import S3Server, s3_server
+from tests.s3server import S3Server, s3_server
 
 T = TypeVar("T")
 PASSWORD = "of-a-test"

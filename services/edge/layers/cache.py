@@ -89,7 +89,7 @@ class LayerCache:
         if (digest, META) in self._entries:
             self._entries.move_to_end((digest, META))
 
-    def read(self, key: Key, start: int, length: int) -> bytes | None:
+    def read(self, key: Key, start: int, length: int) -> bytearray | None:
         """A part of a verified chunk if it needs no wait for the disk."""
         entry = self._entries.get(key)
         if entry is None or not entry.verified:
@@ -102,7 +102,7 @@ class LayerCache:
                 self.discard(key)
             return None
         self._entries.move_to_end(key)
-        return bytes(data) if count == length else None
+        return data if count == length else None
 
     def content(self, key: Key) -> bytes | None:
         """A whole chunk, to be verified; may wait for the disk. For any thread."""

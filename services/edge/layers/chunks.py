@@ -32,6 +32,7 @@ RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
 THREADS = 4
 """For digests and the disk."""
 Found = dict[int, bytes]
+Piece = bytearray | memoryview
 
 
 class Chunks:
@@ -50,19 +51,21 @@ class Chunks:
         self.fetched_bytes = 0
         self.fetches = 0
 
-    def cached(self, layer: Known, offset: int, length: int) -> list[bytes] | None:
+    def cached(self, layer: Known, offset: int, length: int) -> list[Piece] | None:
         """The bytes, if none must be waited for."""
-        pieces: list[bytes] = []
+        pieces: list[Piece] = []
         for index, start, count in _parts(offset, length):
             key = (layer.digest, index)
             hot = self._hot.get(key)
-            piece = hot[start : start + count] if hot else self._cache.read(key, start, count)
-            if piece is None:
+            if hot is not None:
+                pieces.append(memoryview(hot)[start : start + count])
+            elif (piece := self._cache.read(key, start, count)) is not None:
+                pieces.append(piece)
+            else:
                 return None
-            pieces.append(piece)
         return pieces
 
-    async def read(self, layer: Known, offset: int, length: int) -> list[bytes]:
+    async def read(self, layer: Known, offset: int, length: int) -> list[Piece]:
         """The bytes. Raises a typed error at the deadline at the latest."""
         try:
             async with asyncio.timeout(self._settings.layers_read_deadline_s):
@@ -74,7 +77,7 @@ class Chunks:
                     self._flight(layer, unit)  # side by side
                 for unit in units:
                     found |= await self._unit(layer, unit)
-                return [found[index][start : start + count] for index, start, count in parts]
+                return [memoryview(found[i])[start : start + count] for i, start, count in parts]
         except TimeoutError:
             message = f"no data in {self._settings.layers_read_deadline_s:g} s"
             self._faults.tell("deadline", layer.digest, offset // DATA_CHUNK_BYTES, message)

@@ -28,11 +28,12 @@ class Fault(msgspec.Struct):
 
 
 class Faults:
-    """The latest faults, numbered from 1 in this process."""
+    """The latest faults. Numbers begin with the time in milliseconds, so that those of a
+    later process are higher."""
 
     def __init__(self) -> None:
         self._kept: deque[Fault] = deque(maxlen=KEPT)
-        self._number = 0
+        self._number = time.time_ns() // 1_000_000
 
     def tell(self, kind: Kind, digest: str, chunk: int, message: str) -> None:
         now = time.time()

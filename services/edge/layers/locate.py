@@ -10,7 +10,6 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from services.edge.drivers.base import Layer
@@ -34,11 +33,9 @@ class Locator(Protocol):
         ...
 
 
-def locator(store_url: str, layers_dir: Path) -> Locator:
+def locator(store_url: str, service: LayerService) -> Locator:
     """How layers of the store at ``store_url`` are found."""
-    if opening.is_remote(store_url):
-        return RemoteLocator(LayerService(layers_dir))
-    return FolderLocator(store_url)
+    return RemoteLocator(service) if opening.is_remote(store_url) else FolderLocator(store_url)
 
 
 class RemoteLocator:

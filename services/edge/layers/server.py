@@ -12,11 +12,11 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from services.edge.layers import fuse
 from services.edge.layers.catalog import Catalog, Known
-from services.edge.layers.chunks import Chunks
+from services.edge.layers.chunks import Chunks, Piece
 from services.edge.layers.opens import Opens
 from services.edge.layers.profiles import Profiles
 from shared.errors import DsecError
@@ -153,7 +153,7 @@ class Server:
     def _fail(self, unique: int, number: int) -> None:
         self._write(fuse.head(unique, error=number), [])
 
-    def _write(self, head: bytes, pieces: list[bytes]) -> None:
+    def _write(self, head: bytes, pieces: Sequence[Piece | bytes]) -> None:
         try:
             os.writev(self._fd, [head, *pieces])
         except OSError as error:

@@ -15,7 +15,7 @@ from services.imagesvc.app import App
 from shared.blobs.layout import LayerFiles
 from shared.errors import Unavailable
 from tests.integration.imagesvc.service import Stack
-from tests.integration.s3server import S3Server
+from tests.s3server import S3Server
 
 pytestmark = pytest.mark.integration
 

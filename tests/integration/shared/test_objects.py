@@ -15,7 +15,7 @@ from shared.blobs.base import BlobStore
 from shared.blobs.layout import Damaged, LayerFiles
 from shared.blobs.opening import StoreSettings, open_store
 from shared.errors import NotFound, Unavailable
-from tests.integration.s3server import SECRET, S3Server
+from tests.s3server import SECRET, S3Server
 
 pytestmark = pytest.mark.integration
 

@@ -57,6 +57,9 @@ class S3Server:
     def put(self, key: str, content: bytes) -> None:
         obstore.put(self.objects, key, content)
 
+    def delete(self, key: str) -> None:
+        obstore.delete(self.objects, key)
+
 
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
