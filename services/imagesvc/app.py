@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 from schemas.image import ImageQuery, ResolveRequest
@@ -20,6 +21,7 @@ from shared.consumer import BatchConsumer
 from shared.db import Database
 from shared.errors import Unavailable
 from shared.health import Health
+from shared.periodic import Periodic, portions
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,10 @@ class App:
         self.consumer = BatchConsumer(self.bus, _COMMANDS, self.handlers.commands)
         self.health = Health("imagesvc")
         self.collector = Collector(settings, self.bus, self.db, self.blobs)
-        self._background: list[asyncio.Task[None]] = []
+        self.collecting = Periodic(
+            "collect layers", self.collector.collect, every_s=settings.image_gc_s, at_once=False
+        )
+        self.pruning = Periodic("prune requests", self.prune, every_s=settings.image_prune_s)
         self.bus.answer(
             rpc("imagesvc", "resolve"), ResolveRequest, self.handlers.resolve, queue=QUEUE
         )
@@ -65,10 +70,8 @@ class App:
             log.info("removed %d unfinished imports", swept)
         await self.bus.start()
         self.consumer.start()
-        self._background = [
-            asyncio.create_task(self._prune(), name="prune requests"),
-            asyncio.create_task(self.collector.run(), name="collect layers"),
-        ]
+        self.pruning.start()
+        self.collecting.start()
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
         self.health.add("consumer", self._check_consumer)
@@ -78,9 +81,8 @@ class App:
     async def close(self) -> None:
         """Ends; an import at hand is broken off and comes again after the next start."""
         await self.health.close()
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self.collecting.close()
+        await self.pruning.close()
         await self.consumer.close()
         await self.bus.close()
         await asyncio.to_thread(self.importer.close)
@@ -94,14 +96,11 @@ class App:
         if not await asyncio.to_thread(self.blobs.ready):
             raise Unavailable(f"{self.settings.store_url} does not answer or is not writable")
 
-    async def _prune(self) -> None:
-        while True:
-            try:
-                async with self.db.transaction() as connection:
-                    await store.prune_requests(connection, self.settings.image_request_keep_s)
-            except Unavailable as error:
-                log.debug("prune: %s", error.message)
-            await asyncio.sleep(self.settings.image_prune_s)
+    async def prune(self) -> int:
+        """Forgets old requests, in small transactions; returns how many."""
+        rows, keep_s = self.settings.image_prune_rows, self.settings.image_request_keep_s
+        prune = partial(store.prune_requests, keep_s=keep_s, limit=rows)
+        return await portions(self.db.portion(prune), size=rows)
 
 
 async def main(settings: Settings, stop: asyncio.Event) -> None:

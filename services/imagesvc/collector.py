@@ -18,7 +18,6 @@ from services.imagesvc.settings import Settings
 from shared.blobs.base import BlobStore
 from shared.bus import Bus
 from shared.db import Database
-from shared.errors import DsecError
 
 log = logging.getLogger(__name__)
 
@@ -37,18 +36,6 @@ class Collector:
         self._db = db
         self._blobs = blobs
 
-    async def run(self) -> None:
-        """Rounds for ever."""
-        while True:
-            await asyncio.sleep(self._settings.image_gc_s)
-            try:
-                removed = await self.collect()
-            except DsecError as error:
-                log.warning("layers are not collected now: %s", error.message)
-                continue
-            if removed:
-                log.info("removed %d layers that nothing needs", removed)
-
     async def collect(self) -> int:
         """One round over all layers; returns how many went. Raises ``Unavailable``
         where the database, the scheduler or the store is away."""
@@ -59,6 +46,8 @@ class Collector:
                     connection, age_s=self._settings.image_gc_age_s, after=after, limit=BATCH
                 )
             if not found:
+                if removed:
+                    log.info("removed %d layers that nothing needs", removed)
                 return removed
             after = found[-1]
             removed += await self._remove(await self._unused(found))

@@ -44,5 +44,7 @@ class Settings(StoreSettings, kw_only=True):
     image to its sandbox standing in the scheduler's table."""
     image_prune_s: float = 3_600.0
     """Between removals of old request ids."""
+    image_prune_rows: int = 1_000
+    """Rows of one of their transactions."""
     progress_s: float = 0.5
     """Between two reports of an import's progress."""

@@ -47,7 +47,10 @@ async def system(
     env = {f"DSEC_{k.upper()}": v for k, v in s3.settings("e2e").items()}
     options = LocalOptions(
         state_dir=tmp_path_factory.mktemp("remote"), image_roots=[tree],
-        env=env | {"DSEC_LAYERS_READ_DEADLINE_S": "5", "DSEC_CONTAINER_POOL_SIZE": "2", "DSEC_PRESSURE_CPU": "2"},
+        env=env | {
+            "DSEC_LAYERS_READ_DEADLINE_S": "5", "DSEC_CONTAINER_POOL_SIZE": "2",
+            "DSEC_PRESSURE_CPU": "2",  # a start must not wait for the machine to be idle
+        },
     )  # fmt: skip
     async with LocalSystem(options) as made:
         async with open_client(made) as client:
