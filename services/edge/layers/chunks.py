@@ -15,8 +15,9 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from services.edge.layers.cache import LayerCache
 from services.edge.layers.catalog import Known
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
 THREADS = 4
 """For digests and the disk."""
+T = TypeVar("T")
 Found = dict[int, bytes]
 Piece = bytearray | memoryview
 
@@ -218,7 +220,7 @@ class Chunks:
         if await self._run(self._cache.write, key, data):
             self._cache.put(key, len(data))
 
-    async def _run(self, work, *arguments):  # type: ignore[no-untyped-def]
+    async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -61,7 +61,7 @@ Handler = Callable[[Question], Awaitable[tuple[Answer, list[int]]]]
 
 
 @contextlib.contextmanager
-def _short(folder: Path):  # type: ignore[no-untyped-def]
+def _short(folder: Path) -> Iterator[str]:
     """A name for the socket that fits into an address however long its folder's is."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -76,7 +76,7 @@ class Server:
             self._read(unique, node, *fuse.read_range(body))
         elif operation == fuse.LOOKUP:
             known = self._catalog.by_name(fuse.name_of(body)) if node == fuse.ROOT_NODE else None
-            self._answer(unique, known and fuse.entry(known.node, known.data_bytes))
+            self._answer(unique, fuse.entry(known.node, known.data_bytes) if known else None)
         elif operation == fuse.GETATTR:
             known = self._catalog.by_node(node)
             found = node == fuse.ROOT_NODE or known

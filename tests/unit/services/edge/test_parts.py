@@ -37,7 +37,7 @@ def test_settings_come_from_the_environment() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("NODE", "N 1"), ("POOL", "moon"), ("STORE_URL", "s3://x"), ("DRIVERS", " , "),
+        ("NODE", "N 1"), ("POOL", "moon"), ("STORE_URL", "http://x"), ("DRIVERS", " , "),
         ("OVERCOMMIT_CPU", "much"), ("START_CONCURRENCY", "1.5"),
     ],
 )  # fmt: skip
