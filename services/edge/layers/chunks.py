@@ -30,6 +30,8 @@ from shared.errors import DeadlineExceeded, DsecError, Internal, NotFound, Unava
 log = logging.getLogger(__name__)
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
+LAST_UNITS_MAX = 1024
+"""Layers whose last fetch is remembered, to fetch ahead."""
 THREADS = 4
 """For digests and the disk."""
 T = TypeVar("T")
@@ -46,12 +48,15 @@ class Chunks:
         self._reader, self._cache, self._settings, self._faults = reader, cache, settings, faults
         self._hot: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._flights: dict[tuple[str, int], asyncio.Future[Found]] = {}
+        self._last_unit: OrderedDict[str, int] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(settings.layers_fetches)
         self._prefetches = asyncio.Semaphore(settings.layers_prefetches)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="chunks")
         self.fetched_bytes = 0
         self.fetches = 0
+        self.ahead = 0
+        """Fetches begun before anyone asked."""
 
     def cached(self, layer: Known, offset: int, length: int) -> list[Piece] | None:
         """The bytes, if none must be waited for."""
@@ -77,6 +82,7 @@ class Chunks:
                 units = sorted({part[0] // per for part in parts})
                 for unit in units[1:]:
                     self._flight(layer, unit)  # side by side
+                self._read_ahead(layer, units)
                 for unit in units:
                     found |= await self._unit(layer, unit)
                 return [memoryview(found[i])[start : start + count] for i, start, count in parts]
@@ -84,6 +90,21 @@ class Chunks:
             message = f"no data in {self._settings.layers_read_deadline_s:g} s"
             self._faults.tell("deadline", layer.digest, offset // DATA_CHUNK_BYTES, message)
             raise DeadlineExceeded(message, cause="image") from None
+
+    def _read_ahead(self, layer: Known, units: Sequence[int]) -> None:
+        """The next unit for a reader that goes on where the last fetch of the layer ended."""
+        last = self._last_unit.get(layer.digest)
+        self._last_unit[layer.digest] = units[-1]
+        self._last_unit.move_to_end(layer.digest)
+        if len(self._last_unit) > LAST_UNITS_MAX:
+            self._last_unit.popitem(last=False)
+        following = units[-1] + 1
+        per = self._settings.chunks_per_unit
+        if last == units[0] - 1 and following * per < layer.chunks:
+            chunks = range(following * per, min((following + 1) * per, layer.chunks))
+            if not all(self._cache.has((layer.digest, chunk)) for chunk in chunks):
+                self.ahead += (layer.digest, following) not in self._flights
+                self._flight(layer, following)
 
     async def _unit(self, layer: Known, unit: int) -> Found:
         while True:

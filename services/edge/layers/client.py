@@ -17,7 +17,7 @@ from services.edge.layers.control import Answer, Question, ask
 from services.edge.layers.faults import Fault
 from shared.errors import DsecError, Unavailable, from_code
 
-PREPARE_S = 75.0
+PREPARE_S = 40.0
 """Longer than the service's own deadline, so that its words are heard."""
 QUESTION_S = 5.0
 AGAIN_S = 0.05

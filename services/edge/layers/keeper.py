@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 5.0
 STEADY_S = 10.0
-END_S = 5.0
+END_S = 2.0
 """For a worker with nothing open to end after its keeper."""
 TAKE_OVER_S = 5.0
 LOOK_S = 0.2

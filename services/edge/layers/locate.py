@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from services.edge.drivers.base import Layer
@@ -21,6 +22,8 @@ from shared.errors import NotFound
 MAX_KNOWN = 10_000
 """Layers remembered as present; a layer is immutable, so only its removal by garbage
 collection makes one stale, and then the driver's mount names it."""
+WAITING_MAX = 16
+"""Questions to the layer service at a time."""
 _DIGEST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9:_+.-]{0,255}\Z")
 
 
@@ -43,9 +46,12 @@ class RemoteLocator:
 
     def __init__(self, service: LayerService) -> None:
         self._service = service
+        # of its own: starts that wait for an absent store must hold up nothing else
+        self._threads = ThreadPoolExecutor(WAITING_MAX, thread_name_prefix="layers")
 
     async def find(self, digests: Sequence[str]) -> list[Layer]:
-        return await asyncio.to_thread(self._service.prepare, digests)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._service.prepare, digests)
 
 
 class FolderLocator:

@@ -33,7 +33,7 @@ class Settings(StoreSettings, kw_only=True):
 
     layers_read_deadline_s: float = 30.0
     """From a read's arrival to its data or EIO, all repetitions included."""
-    layers_prepare_deadline_s: float = 60.0
+    layers_prepare_deadline_s: float = 30.0
     """For a layer's metadata."""
     layers_request_s: float = 10.0
     """One request to the store."""

@@ -132,6 +132,7 @@ class Worker:
     def _stats(self) -> dict[str, int]:
         return {
             "fetched_bytes": self.chunks.fetched_bytes, "fetches": self.chunks.fetches,
+            "ahead": self.chunks.ahead,
             "cache_bytes": self.cache.bytes, "evicted": self.cache.evicted,
             "open": len(self.opens), "pid": os.getpid(),
         }  # fmt: skip

@@ -20,12 +20,12 @@ from tests.s3server import S3Server
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture
 async def service(
     request: pytest.FixtureRequest, stack: Stack, s3: S3Server
 ) -> AsyncIterator[App]:
     stack.fields = {"image_gc_age_s": 0.0}
-    if request.param == "s3":
+    if getattr(request, "param", "s3") == "s3":
         stack.fields |= s3.settings(stack.folder.parent.name)
     made = App(stack.settings())
     await made.start()
@@ -47,6 +47,7 @@ def digest(reply: Any) -> str:
     return str(reply.image.layers[0].digest)
 
 
+@pytest.mark.parametrize("service", ["file", "s3"], indirect=True)
 async def test_only_what_nothing_needs_goes(stack: Stack, service: App) -> None:
     """(I10, T09)"""
     named = digest(await stack.create("named", path=stack.tree("a", b"1")))

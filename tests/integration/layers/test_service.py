@@ -149,7 +149,7 @@ def test_a_killed_service_is_there_again_for_the_reader_that_waits(node: Node) -
     node.start()
     root = node.mount(digest)
     assert reads(root / "f00") == content["f00"]
-    for number in range(1, 4):
+    for number in range(1, 3):
         node.proxy.mode = "hang"
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(reads, root / f"f0{number}")
@@ -179,6 +179,21 @@ def test_another_keeper_takes_over_what_is_open(node: Node, number: int) -> None
     eventually(lambda: not alive(pid))
     assert node.layer(digest).origin == connection
     assert reads(root / "f01") == content["f01"]
+
+
+def test_after_the_death_of_both_new_mounts_work(node: Node) -> None:
+    content = files(2)
+    digest = node.put("a", content)
+    node.start()
+    root, before = node.mount(digest), node.layer(digest)
+    pid = node.pid()
+    node.stop_keeper(signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not alive(pid))
+    assert isinstance(reads(root / "f00"), int)
+    node.start()
+    assert node.layer(digest).key != before.key
+    assert reads(node.mount(digest) / "f01") == content["f01"]
 
 
 def test_without_keeper_and_readers_the_service_ends(node: Node) -> None:
