@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -33,6 +34,8 @@ from shared.blobs.layout import LayerFiles, LayerManifest
 from shared.errors import InvalidRequest, Unsupported
 
 Stage = Literal["reading", "writing", "storing"]
+SMALL_ENTRIES = 2_000
+"""Entries that are looked at to find out whether a source is small."""
 REPORT_BYTES = 4 * 1024 * 1024
 
 
@@ -113,6 +116,26 @@ class ImportLimits:
     unpacked_bytes_max: int = 256 * 1024**3  # spooled streams and stored data, each
     collapse_bytes_max: int = COLLAPSE_MAX_BYTES
     parallel_max: int = 2
+    small_bytes: int = 64 * 1024**2  # a source of at most so much has a thread of its own kind
+
+
+def is_small(source: Source, limit: int) -> bool:
+    """Whether a look at a folder or file, of SMALL_ENTRIES entries at most, shows no
+    more than ``limit`` bytes."""
+    if not isinstance(source, PathSource):
+        return False
+    total = 0
+    try:
+        if not source.path.is_dir():
+            return source.path.stat().st_size <= limit
+        files = (os.path.join(at, n) for at, _, names in os.walk(source.path) for n in names)
+        for count, file in enumerate(files):
+            total += os.lstat(file).st_size
+            if total > limit or count >= SMALL_ENTRIES:
+                return False
+    except OSError:  # the import itself will say what is wrong
+        return False
+    return True
 
 
 class ImageEngine(Protocol):
@@ -137,6 +160,7 @@ class Importer:
         self._limits = limits or ImportLimits()
         self._verify = verify
         self._pool = ThreadPoolExecutor(self._limits.parallel_max, thread_name_prefix="import")
+        self._small = ThreadPoolExecutor(1, thread_name_prefix="small import")
 
     async def run(
         self, request: ImportRequest, *, progress: Callable[[ImportProgress], None] | None = None,
@@ -162,26 +186,18 @@ class Importer:
 
             asyncio.run_coroutine_threadsafe(wait(), loop).result()
 
-        work = loop.run_in_executor(self._pool, self._guarded, request, report, kept, cancelled)
+        small = await asyncio.to_thread(is_small, request.source, self._limits.small_bytes)
+        pool = self._small if small else self._pool
+        blocking = partial(
+            self.run_blocking, request, progress=report, keep=kept, cancelled=cancelled.is_set
+        )
+        work = loop.run_in_executor(pool, blocking)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             cancelled.set()
             await asyncio.gather(work, return_exceptions=True)
             raise
-
-    def _guarded(
-        self,
-        request: ImportRequest,
-        report: Callable[[ImportProgress], None],
-        keep: Callable[[Sequence[LayerFiles]], None],
-        cancelled: threading.Event,
-    ) -> ImportResult:
-        if cancelled.is_set():
-            raise _Cancelled
-        return self.run_blocking(
-            request, progress=report, keep=keep, cancelled=cancelled.is_set
-        )
 
     def run_blocking(
         self,
@@ -198,6 +214,8 @@ class Importer:
         ``Conflict`` (the source changed), ``Unavailable`` (disk, engine) or
         ``Internal`` (the result differs from the source); nothing is stored then.
         """
+        if cancelled():
+            raise _Cancelled
         meter = _Meter(progress, cancelled)
         with self._store.workspace() as work, ExitStack() as stack:
             spool = stack.enter_context(
@@ -226,6 +244,7 @@ class Importer:
     def close(self) -> None:
         """Wait for running imports and release the threads."""
         self._pool.shutdown()
+        self._small.shutdown()
 
 
 class _Cancelled(Exception):

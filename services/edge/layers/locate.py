@@ -22,7 +22,7 @@ from shared.errors import NotFound
 MAX_KNOWN = 10_000
 """Layers remembered as present; a layer is immutable, so only its removal by garbage
 collection makes one stale, and then the driver's mount names it."""
-WAITING_MAX = 16
+WAITING_MAX = 64
 """Questions to the layer service at a time."""
 _DIGEST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9:_+.-]{0,255}\Z")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import asyncpg
 import nats
 import pytest
+import pytest_asyncio
 
 from devstack import Infra
 from services.imagesvc.app import App
@@ -29,23 +31,34 @@ def importer(store: FolderStore) -> Iterator[Importer]:
     made.close()
 
 
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    infra = Infra(tmp_path / "infra")
-    ends = await infra.start()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def infra(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Infra]:
+    made = Infra(tmp_path_factory.mktemp("infra"))
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(infra: Infra, tmp_path: Path) -> AsyncIterator[Stack]:
+    """An empty schema, no commands, a folder of its own."""
+    ends = infra.endpoints
     client = await nats.connect(ends.nats_url, user="auth", password=ends.nats_users["auth"])
     try:
+        database = await asyncpg.connect(ends.pg_dsn_admin)
+        await database.execute("drop schema if exists imagesvc cascade")
+        await database.close()
         dsns = await prepare(ends.pg_dsn_admin, {"imagesvc": "secret"})
         await topology.declare(client.jetstream())
+        await client.jetstream().purge_stream("DSEC_CMD")
         folder = tmp_path / "work"
         folder.mkdir()
         yield Stack(ends, dsns["imagesvc"], client, folder)
     finally:
         await client.close()
-        await infra.stop()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def app(stack: Stack) -> AsyncIterator[App]:
     made = App(stack.settings())
     await made.start()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from schemas.base import decode, encode
 from schemas.image import LayerUse, LayerUseQuery
@@ -17,10 +18,10 @@ from shared.errors import Unavailable
 from tests.integration.imagesvc.service import Stack
 from tests.s3server import S3Server
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def service(
     request: pytest.FixtureRequest, stack: Stack, s3: S3Server
 ) -> AsyncIterator[App]:
