@@ -90,7 +90,7 @@ class Operation(Generic[R]):
         self._orders: list[tuple[str, bytes]] = []
         self._size: bytes | None = None
         self._heard = False
-        self.sending = _flow.Sending()
+        self.sending, self.stood = _flow.Sending(), _flow.Stood()
         self.last_output = self._heard_at = self._asked_at = time.monotonic()
         self.output: deque[tuple[str, bytes]] = deque()
         self._final: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -159,8 +159,10 @@ class Operation(Generic[R]):
             self._on_ready()
         elif kind == "x":
             self._on_final(data, offset)
-        elif kind == "k" and self.terminal:
-            self._operations.spawn(self._still_here())
+        elif kind == "k":
+            self.stood.told(data, self._heard_at)
+            if self.terminal:
+                self._operations.spawn(self._still_here())
 
     async def _still_here(self) -> None:
         """A client at a terminal that says nothing has hung up."""
@@ -278,6 +280,7 @@ class Operation(Generic[R]):
         if time.monotonic() - self._heard_at > UNREACHABLE_S:
             self.fail(self._given_up())
             return
+        self._asking = None  # the answer may come, and call for another, while we still send
         try:
             await self._attach()
         except DSecError as exc:
