@@ -57,18 +57,12 @@ class BackendReport:
 class Layer:
     """One immutable read-only layer, present on this node. Paths are EROFS files:
     ``meta`` (mountable) and ``data`` (its extra device, ``None`` when inline).
-    ``origin``: the layer service's connection through which the data is read on demand,
-    empty where it lies here."""
+    ``origin``: the connection it is read through on demand, empty where it lies here."""
 
     digest: str
     meta: str
     data: str | None = None
     origin: str = ""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What tells one mount from another."""
-        return self.digest, self.origin
 
 
 @dataclass(frozen=True, slots=True)

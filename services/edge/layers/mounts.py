@@ -43,7 +43,7 @@ class LayerMounts:
         """The descriptor of the layer's mount, to be given back by :meth:`release`.
         Raises ``Unavailable`` (cause ``image``) when it cannot be mounted."""
         with self._lock:
-            held = self._held.setdefault(layer.key, _Held(threading.Lock()))
+            held = self._held.setdefault(_key(layer), _Held(threading.Lock()))
             held.uses += 1
         try:
             with held.lock:
@@ -58,7 +58,7 @@ class LayerMounts:
 
     def release(self, layer: Layer) -> None:
         with self._lock:
-            held = self._held.get(layer.key)
+            held = self._held.get(_key(layer))
             if held is not None:
                 held.uses -= 1
         self._trim(self._idle_max)
@@ -78,6 +78,10 @@ class LayerMounts:
                 held = self._held.pop(key)
                 if held.fd >= 0:
                     os.close(held.fd)
+
+
+def _key(layer: Layer) -> tuple[str, str]:
+    return layer.digest, layer.origin  # another connection is another mount
 
 
 def mount_erofs(layer: Layer) -> int:

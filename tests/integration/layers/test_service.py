@@ -192,7 +192,7 @@ def test_after_the_death_of_both_new_mounts_work(node: Node) -> None:
     eventually(lambda: not alive(pid))
     assert isinstance(reads(root / "f00"), int)
     node.start()
-    assert node.layer(digest).key != before.key
+    assert node.layer(digest).origin != before.origin
     assert reads(node.mount(digest) / "f01") == content["f01"]
 
 
