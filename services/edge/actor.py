@@ -245,10 +245,10 @@ class Sandbox:
         refusal = rules.check_spec(resolved.spec, report)
         if refusal:
             raise refusal
-        async with self._context.starts:
-            with telemetry.span("edge start", parents=[item.trace]):
-                digests = [layer.digest for layer in resolved.layers]
-                layers = await self._context.locator.find(digests)
+        with telemetry.span("edge start", parents=[item.trace]):
+            # a store that is slow for some must not keep the places of others
+            layers = await self._context.locator.find([one.digest for one in resolved.layers])
+            async with self._context.starts:
                 return await self.driver.start(rules.start_spec(item, resolved, layers))
 
     def _tell_starting(self) -> None:

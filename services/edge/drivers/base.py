@@ -56,11 +56,13 @@ class BackendReport:
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One immutable read-only layer, present on this node. Paths are EROFS files:
-    ``meta`` (mountable) and ``data`` (its extra device, ``None`` when inline)."""
+    ``meta`` (mountable) and ``data`` (its extra device, ``None`` when inline).
+    ``origin``: the connection it is read through on demand, empty where it lies here."""
 
     digest: str
     meta: str
     data: str | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
