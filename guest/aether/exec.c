@@ -314,7 +314,7 @@ static void op_finish(struct op *op)
     op->done = true;
     finished_now = true;
     op->finished_seq = ++finished;
-    if (op->file && !op->attached)
+    if (op->file && !op->attached && (!op->stays || op->hung_up))
         op_free(op);
     else
         forget_oldest();
@@ -328,7 +328,7 @@ void op_tick(struct op *op, uint64_t now)
         op->timed_out = true;
         op_kill(op);
     }
-    pty_tick(op, now);
+    hangup_tick(op, now);
     bool tree_gone = true;
     if (op->killing && op->session) {
         tree_gone = session_tree_gone(op) || now >= op->kill_end;
