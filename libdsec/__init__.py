@@ -30,6 +30,7 @@ from libdsec.errors import (
     ExecFailed,
     ExecTimeout,
     FileAlreadyExists,
+    FileChanged,
     FileError,
     FileIsADirectory,
     FileNotADirectory,
@@ -51,7 +52,7 @@ from libdsec.errors import (
 )
 from libdsec.files import Files
 from libdsec.process import Output, Process
-from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
+from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info, TreeCopy
 from libdsec.sandbox import Sandbox
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "ExecTimeout",
     "FileAlreadyExists",
     "FileChange",
+    "FileChanged",
     "FileError",
     "FileInfo",
     "FileIsADirectory",
@@ -93,6 +95,7 @@ __all__ = [
     "Sandbox",
     "SandboxDied",
     "StdinClosed",
+    "TreeCopy",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",

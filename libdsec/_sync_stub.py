@@ -13,7 +13,8 @@ from libdsec._faces import FACES
 
 TARGET = Path(__file__).with_name("sync.pyi")
 RENAMED = {
-    "AsyncIterator": "Iterator", "__aenter__": "__enter__", "__aexit__": "__exit__",
+    "AsyncIterator": "Iterator", "AsyncIterable": "Iterable",
+    "__aenter__": "__enter__", "__aexit__": "__exit__",
     "__anext__": "__next__", "__aiter__": "__iter__",
 }  # fmt: skip
 KEPT_DUNDERS = frozenset({"__init__", "__aenter__", "__aexit__", "__anext__", "__aiter__"})
@@ -93,7 +94,7 @@ def _imports(used: set[str]) -> list[str]:
                 named = (RENAMED.get(a.name, a.name) for a in node.names)
                 wanted = (n for n in named if n in used and n not in exported)
                 lines |= {f"from {node.module} import {n}" for n in wanted}
-    defined = {"LocalPath": "files", "Progress": "files", "OnProgress": "managers"}
+    defined = {"LocalPath": "files", "OnProgress": "managers"}
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}
     return sorted(lines)
 

@@ -149,6 +149,10 @@ class Unavailable(_Coded):
     default_code = "unavailable"
 
 
+class InputLost(Unavailable):
+    """The node lost input that this client no longer has: it must come from its start."""
+
+
 class DeadlineExceeded(_Coded):
     """The call's own time ran out (never a command's: see :class:`ExecTimeout`)."""
 
@@ -266,6 +270,13 @@ class DirectoryNotEmpty(FileError, Conflict, builtins.OSError):
     default_errno = errno_.ENOTEMPTY
 
 
+class FileChanged(FileError, Conflict, builtins.OSError):
+    """It became another one while it was copied."""
+
+    default_code = "conflict"
+    default_errno = errno_.ESTALE
+
+
 class NoSpaceLeft(FileError, QuotaExceeded, builtins.OSError):
     """The sandbox's disk limit is reached."""
 
@@ -295,6 +306,7 @@ _BY_ERRNO: dict[str, type[FileError]] = {
     "ENAMETOOLONG": BadPath,
     "EEXIST": FileAlreadyExists,
     "ENOTEMPTY": DirectoryNotEmpty,
+    "ESTALE": FileChanged,
     "ENOSPC": NoSpaceLeft,
     "EDQUOT": NoSpaceLeft,
 }
@@ -307,7 +319,9 @@ def from_wire(error: WireError) -> DSecError:
 
 def file_error(error: WireError, path: str) -> DSecError:
     """The exception of a failed file verb: by ``details.errno`` (a number or a
-    name); without one only a path that was not found is about the file."""
+    name); without one only a path that was not found is about the file. ``details.path``
+    says which of several files it was."""
+    path = str(error.details.get("path", path))
     found = error.details.get("errno")
     name = errno_.errorcode.get(found) if isinstance(found, int) else found
     type_ = _BY_ERRNO.get(str(name))

@@ -154,6 +154,7 @@ static void list_in(int dir, size_t len, bool recursive, int depth, struct listi
         if (n >= 0)
             target[n] = 0;
         put_info(&l->out, l->name, &st, n >= 0 ? target : NULL);
+        put_field(&l->out, T_CONTENT, NULL, 0);
         say(&l->out, COPY_SIZE / 4);
         if (!recursive || !S_ISDIR(st.st_mode))
             continue;

@@ -100,7 +100,7 @@ static void tell(char kind, const char *dir, const char *name)
     if (snprintf(path, sizeof path, "%s%s", dir, name) >= PATH_MAX ||
         snprintf(full, sizeof full, "%s/%s", top, path) >= PATH_MAX)
         return;
-    bool there = kind != 'd' && kind != 'o' && !lstat(full, &st);
+    bool there = *name && kind != 'd' && !lstat(full, &st);
     if ((kind == 'm' && !there) || is_told(hash, kind, &st))
         return; /* its end is told next, or it says nothing new */
     if (out.len > COPY_SIZE)
@@ -112,12 +112,13 @@ static void tell(char kind, const char *dir, const char *name)
     put_str(&out, T_CHANGE, text);
     if (!there) {
         put_str(&out, T_NAME, path);
-        return;
+    } else {
+        ssize_t k = S_ISLNK(st.st_mode) ? readlink(full, target, sizeof target - 1) : -1;
+        if (k >= 0)
+            target[k] = 0;
+        put_info(&out, path, &st, k >= 0 ? target : NULL);
     }
-    ssize_t k = S_ISLNK(st.st_mode) ? readlink(full, target, sizeof target - 1) : -1;
-    if (k >= 0)
-        target[k] = 0;
-    put_info(&out, path, &st, k >= 0 ? target : NULL);
+    put_field(&out, T_CONTENT, NULL, 0);
 }
 
 static int find_wd(int wd)
@@ -252,8 +253,7 @@ void watch_tree(const char *path, bool recursive)
     if (notify < 0)
         file_fail(path, NO_NOTIFY); /* the kernel has a number of them for each user */
     watch("", false);
-    put_str(&out, T_CHANGE, "b"); /* it begins: from here on nothing is missed */
-    put_str(&out, T_NAME, "");
+    tell('b', "", ""); /* it begins: from here on nothing is missed */
     for (;;) {
         tell_all();
         seen_clear();

@@ -17,7 +17,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from schemas.base import HEADER_FRAME, encode
-from schemas.exec import CHUNK_BYTES, HANGUP_S, HEADER_OFFSET, WINDOW_BYTES, ExecReply
+from schemas.exec import (
+    CHUNK_BYTES,
+    HANGUP_S,
+    HEADER_OFFSET,
+    HEADER_SOURCE,
+    WINDOW_BYTES,
+    ExecReply,
+)
 from services.edge.calls import Call
 from services.edge.drivers.base import Resize, Stream
 from shared.clock import Clock
@@ -63,6 +70,9 @@ class Operation:
         self.left = False  # and does
         self.takes_input = False
         self.terminal = False  # a silent client has hung up
+        self.repeats = False  # to do it once more does no harm
+        self.asked_again = False  # by a client that got no end of it elsewhere
+        self.source: str | None = None  # what the output is read from, in which state
         self.have = (0, 0)  # bytes of both streams that the client says it has
         self.final: bytes | None = None
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
@@ -118,7 +128,14 @@ class Operation:
             self._unconfirmed.append((offset, frame, data))
             self._sent += len(data)
             self.streamed[frame] += len(data)
-            await self._send(frame, data, {HEADER_OFFSET: str(offset)})
+            await self._send(frame, data, self._facts(offset))
+
+    def _facts(self, offset: int) -> dict[str, str]:
+        """The headers of a frame of output."""
+        facts = {HEADER_OFFSET: str(offset)}
+        if self.source is not None:
+            facts[HEADER_SOURCE] = self.source
+        return facts
 
     async def finish(self, final: bytes) -> None:
         """The final reply; nothing comes after it."""
@@ -132,7 +149,7 @@ class Operation:
             self._heard_at = self._clock.monotonic()
             await self._move(reply_to)
             for offset, frame, data in self._unconfirmed:
-                await self._send(frame, data, {HEADER_OFFSET: str(offset)})
+                await self._send(frame, data, self._facts(offset))
             if self.final is not None:
                 await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
                 return
@@ -163,13 +180,17 @@ class Operation:
                 await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
         self._confirm(offset)
 
+    def goes_on(self) -> None:
+        """Its output begins after what the client has from an earlier edge process."""
+        self._sent = self._confirmed = sum(self.have)
+        self.streamed = {"o": self.have[0], "e": self.have[1]}
+
     async def resumes(self, *, taken: int, terminal: bool) -> None:
         """Its command comes from an earlier edge process. Output goes on after what the
         client has (all of it comes again, of a terminal only what is new), input after
         the ``taken`` bytes."""
-        self._sent = self._confirmed = sum(self.have)
-        self.streamed = {"o": self.have[0], "e": self.have[1]}
-        self.terminal = terminal
+        self.goes_on()
+        self.terminal = self.terminal or terminal
         if self.streaming and not terminal:
             self._skip = {"stdout": self.have[0], "stderr": self.have[1]}
         if not self.takes_input:
@@ -300,6 +321,8 @@ class Operation:
         """Tells the client to send input."""
         self._wants_input = True
         await self._send("r", b"")
+        if self.asked_again:
+            await self._send("a", b"0")
 
     async def input(self) -> AsyncIterator[bytes]:
         """Chunks of input until its end."""
