@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
 
 from libdsec._bundle import Entry
 from libdsec._wire import INLINE_BYTES
@@ -44,14 +43,14 @@ class Item:
 
 def left_out(name: str, patterns: Sequence[str]) -> bool:
     """Whether a pattern matches the relative ``name``: any part of it, or, with ``/`` in
-    the pattern, it or what it is below."""
+    the pattern, it or a directory above, from the root on."""
     parts = name.split("/")
     for pattern in patterns:
-        wanted = pattern.strip("/")
-        if "/" not in wanted:
-            if any(fnmatchcase(part, wanted) for part in parts):
+        wanted = pattern.strip("/").split("/")
+        if "/" not in pattern.rstrip("/"):
+            if any(fnmatchcase(part, wanted[0]) for part in parts):
                 return True
-        elif any(fnmatchcase("/".join(parts[: i + 1]), wanted) for i in range(len(parts))):
+        elif len(wanted) <= len(parts) and all(map(fnmatchcase, parts, wanted)):
             return True
     return False
 
@@ -93,14 +92,12 @@ def remote_items(root: str, found: Iterable[FileInfo], exclude: Sequence[str]) -
 def inside(root: str, path: str) -> str:
     """The name of ``path`` relative to ``root``. Raises ``InvalidRequest`` for one
     that leads out of it."""
-    pure, base = PurePosixPath(path), PurePosixPath(root)
-    if pure.is_relative_to(base):
-        pure = pure.relative_to(base)
-    elif pure.is_absolute():
+    base = root.rstrip("/") + "/"
+    name = path.removeprefix(base)
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or not parts or ".." in parts:
         raise InvalidRequest(f"the sandbox names {path!r}, which is not in {root!r}")
-    if not pure.parts or ".." in pure.parts:
-        raise InvalidRequest(f"the sandbox names {path!r}, which is not in {root!r}")
-    return pure.as_posix()
+    return "/".join(parts)
 
 
 def leads_outside(name: str, target: str) -> bool:
