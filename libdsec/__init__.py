@@ -51,6 +51,7 @@ from libdsec.errors import (
     Unsupported,
 )
 from libdsec.files import Files
+from libdsec.jobs import Job
 from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info, TreeCopy
 from libdsec.sandbox import Sandbox
@@ -85,6 +86,7 @@ __all__ = [
     "Info",
     "InternalError",
     "InvalidRequest",
+    "Job",
     "NoSpaceLeft",
     "NotARegularFile",
     "NotFound",

@@ -321,13 +321,23 @@ def _pause_resume(
         return None
     if life.apply(row.state, verb) is None:
         return _conflict(row, verb)
+    ask(
+        changes, row, verb, at=at, by="client", deadlines=deadlines, op_id=op_id,
+        trace=command.trace,
+    )  # fmt: skip
+    return None
+
+
+def ask(
+    changes: Changes, row: Sandbox, verb: str, *, at: float, by: str, deadlines: Deadlines,
+    op_id: str | None = None, trace: str | None = None,
+) -> None:  # fmt: skip
+    """Asks the sandbox's node to pause or resume it; that must be legal."""
     after = advance(
-        changes, row, verb, at=at, by="client",
-        generation=row.generation + 1, op_id=op_id,
+        changes, row, verb, at=at, by=by, generation=row.generation + 1, op_id=op_id,
         deadline_at=at + deadlines.op_again_s,
     )  # fmt: skip
-    changes.ops.append(_node_op(after, verb, trace=command.trace))
-    return None
+    changes.ops.append(_node_op(after, verb, trace=trace))
 
 
 def _conflict(row: Sandbox, verb: str) -> ItemResult:

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import time
 
-from services.scheduler import decide, requests, store
+from services.scheduler import decide, jobstore, requests, store
+from services.scheduler.jobs import Jobs
 from services.scheduler.work import Work
 from shared.db import Database
 from shared.errors import Unavailable
@@ -27,9 +28,10 @@ MAX_PORTIONS = 64
 class Reconciler:
     """Runs between :meth:`start` and :meth:`close`; :meth:`once` is one pass."""
 
-    def __init__(self, work: Work, db: Database) -> None:
+    def __init__(self, work: Work, db: Database, jobs: Jobs) -> None:
         self._work = work
         self._db = db
+        self._jobs = jobs
         self._settings = work.settings
         self._task: asyncio.Task[None] | None = None
 
@@ -61,7 +63,11 @@ class Reconciler:
     async def once(self) -> int:
         """One pass over everything that is due; returns the rows touched."""
         total = 0
-        for portion in (self.overdue, self.lost, self.draining):
+        jobs = self._jobs
+        passes = (
+            self.overdue, self.lost, self.draining, jobs.lapse, jobs.pause_lost, jobs.stop_lost
+        )  # fmt: skip
+        for portion in passes:
             for _ in range(MAX_PORTIONS):
                 done = await portion()
                 total += done
@@ -109,3 +115,4 @@ class Reconciler:
     async def _forget(self) -> None:
         async with self._db.transaction() as connection:
             await requests.forget_ops(connection, self._settings.op_keep_s)
+            await jobstore.forget(connection, self._settings.job_keep_s)

@@ -20,10 +20,12 @@ from services.scheduler.store import fetch
 from shared import db
 
 _INSERT_REQUESTS = text(
-    "insert into request (request_id, project, principal, reply_to, total, trace, projects) "
-    "select i, p, w, r, t, c, j::jsonb from unnest(cast(:i as text[]), cast(:p as text[]), "
-    "cast(:w as text[]), cast(:r as text[]), cast(:t as int[]), cast(:c as text[]), "
-    "cast(:j as text[])) as n(i, p, w, r, t, c, j) order by i "
+    "insert into request "
+    "(request_id, project, principal, reply_to, total, trace, projects, asked_at) "
+    "select i, p, w, r, t, c, j::jsonb, coalesce(to_timestamp(a), now()) from unnest("
+    "cast(:i as text[]), cast(:p as text[]), cast(:w as text[]), cast(:r as text[]), "
+    "cast(:t as int[]), cast(:c as text[]), cast(:j as text[]), cast(:a as float8[])) "
+    "as n(i, p, w, r, t, c, j, a) order by i "
     "on conflict (request_id) do update set reply_to = excluded.reply_to "
     "where request.project = excluded.project "
     "and request.reply_to is distinct from excluded.reply_to"
@@ -42,6 +44,7 @@ async def put_requests(connection: AsyncConnection, commands: Sequence[CreateCom
         "t": [c.total for c in last],
         "c": [c.trace for c in last],
         "j": [json_text(c.projects or [c.project]) for c in last],
+        "a": [c.asked_at or None for c in last],
     }
     await db.fetch(connection, _INSERT_REQUESTS, parameters)
 

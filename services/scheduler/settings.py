@@ -48,5 +48,9 @@ class Settings(Common, kw_only=True):
     """Between looks at streams and durables, beside those after reconnects."""
     resolve_s: float = 4.0
     """Wait for imagesvc."""
+    lease_late_s: float = 5.0
+    """How late a renewal may be processed before its job counts as lost."""
+    job_keep_s: float = 30 * 86_400.0
+    """A job without a lease and without live sandboxes is forgotten after it."""
     op_keep_s: float = 3600.0
     """An operation that nobody completed is forgotten after it."""

@@ -252,7 +252,10 @@ async def adopt(connection: AsyncConnection, rows: Sequence[Sandbox]) -> list[st
 
 
 _SELECTED = text(
-    f"select s.uid from sandbox s where s.project = :project and {LIVE} "
+    "select s.uid from sandbox s left join request r on r.request_id = s.request_id "
+    f"where s.project = :project and {LIVE} "
+    "and (cast(:asked_at as float8) is null or r.asked_at is null "
+    "or r.asked_at <= to_timestamp(cast(:asked_at as float8))) "
     "and (cast(:job as text) is null or s.job = :job) "
     "and (cast(:labels as text) is null or s.labels @> cast(:labels as jsonb)) limit :n"
 )
@@ -260,9 +263,13 @@ _SELECTED = text(
 
 async def select_live(
     connection: AsyncConnection, project: str, *, job: str | None, labels: Mapping[str, str],
-    limit: int,
+    asked_at: float | None, limit: int,
 ) -> list[str]:  # fmt: skip
-    """The uids of a project's live sandboxes of a job or with labels."""
+    """The uids of a project's live sandboxes of a job or with labels that were asked
+    for by ``asked_at``."""
     wanted = json_text(labels) if labels else None
-    rows = await fetch(connection, _SELECTED, project=project, job=job, labels=wanted, n=limit)
+    rows = await fetch(
+        connection, _SELECTED, project=project, job=job, labels=wanted, asked_at=asked_at,
+        n=limit,
+    )
     return [r[0] for r in rows]

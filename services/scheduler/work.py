@@ -148,7 +148,7 @@ class Work:
         for request_id, reply_to, uids, settled in done:
             if reply_to:
                 results = await self.results(unit, uids, settled)
-                unit.replies.append(sending.op_reply(reply_to, request_id, results))
+                unit.replies += sending.op_replies(reply_to, request_id, results)
 
     async def results(
         self, unit: Unit, uids: Sequence[str], settled: Sequence[ItemResult]
