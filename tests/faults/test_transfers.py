@@ -6,157 +6,153 @@ import asyncio
 import hashlib
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from libdsec import FileChanged, Sandbox
+from schemas.exec import KEEPALIVE_S
 from tests.faults.conftest import World
+from tests.faults.test_watch import watching
 
 pytestmark = [pytest.mark.docker]
 
-SIZE = 96 << 20
+SIZE = 64 << 20
 BACK_S = 30.0
 
 
-class Cut:
-    """Counts a transfer's bytes and stops to do something once, in the middle."""
+class Progress:
+    """Counts a transfer's bytes, and what was taken back of them."""
 
     def __init__(self, at_bytes: int) -> None:
-        self.at_bytes, self.count, self.most_back = at_bytes, 0, 0
+        self.at_bytes, self.count, self.back = at_bytes, 0, 0
         self.reached = asyncio.Event()
 
     def __call__(self, count: int) -> None:
         self.count += count
-        self.most_back = max(self.most_back, -count)
+        self.back += max(-count, 0)
         if self.count >= self.at_bytes:
             self.reached.set()
 
 
-async def with_restart(
-    world: World, how: str, cut: Cut, transfer: Awaitable[object],
-    meanwhile: Callable[[], Awaitable[object]] | None = None,
-) -> None:  # fmt: skip
-    """Runs a transfer and restarts the node's service, or the bus, under it."""
-    running = asyncio.ensure_future(transfer)
-    try:
-        async with asyncio.timeout(BACK_S * 2):
-            await cut.reached.wait()
-            if how == "bus":
-                await world.system.restart_infra("nats", kill=True)
-            else:
-                if how == "kill":
-                    await world.system.kill(world.edge)
-                await world.system.restart(world.edge)
-            if meanwhile is not None:
-                await meanwhile()
-            await running
-    finally:
-        running.cancel()
-
-
-def content(folder: Path) -> Path:
-    path = folder / "content"
-    path.write_bytes(random.Random(7).randbytes(SIZE))
-    return path
+async def restart(world: World, how: str) -> None:
+    """The node's service, killed or ended, or the bus."""
+    if how == "bus":
+        await world.system.restart_infra("nats", kill=True)
+        return
+    if how == "kill":
+        await world.system.kill(world.edge)
+    await world.system.restart(world.edge)
 
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("how", ["kill", "stop", "bus"])
-async def test_an_upload_goes_on_where_it_was(
-    world: World, box: Sandbox, tmp_path: Path, how: str
-) -> None:
-    """(F01) ... and the old file stays until all of the new one is there."""
-    local = content(tmp_path)
-    await box.files.write("/up/f", b"old")
-    cut = Cut(SIZE // 3)
-    await with_restart(
-        world, how, cut, box.files.upload(local, "/up/f", on_progress=cut)
-    )  # fmt: skip
-    ran = await box.exec("sha256sum /up/f; ls -A /up")
-    assert ran.text.split() == [digest(local), "/up/f", "f"]
-    assert cut.count == SIZE and cut.most_back == 0  # nothing began again
+def many(root: Path) -> Path:
+    """Many small files and some large ones."""
+    noise = random.Random(1)
+    for i in range(1500):
+        (root / f"d{i % 7}").mkdir(parents=True, exist_ok=True)
+        (root / f"d{i % 7}" / f"f{i}").write_bytes(noise.randbytes(4000))
+    for i in range(3):
+        (root / f"large{i}").write_bytes(noise.randbytes(6 << 20))
+    return root
+
+
+def files_below(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "bus"])
-async def test_a_download_goes_on_where_it_was(
+async def test_transfers_go_on_where_they_were(
     world: World, box: Sandbox, tmp_path: Path, how: str
 ) -> None:
-    """(F01)"""
-    await box.exec(f"mkdir -p /down && head -c {SIZE} /dev/urandom >/down/f")
-    cut, back = Cut(SIZE // 3), tmp_path / "back"
-    await with_restart(world, how, cut, box.files.download("/down/f", back, on_progress=cut))
-    assert (await box.exec("sha256sum", "/down/f")).text.split()[0] == digest(back)
-    assert cut.count == SIZE and cut.most_back == 0
-    assert [p.name for p in tmp_path.iterdir()] == ["back"]
+    """(F01) Single files both ways and trees both ways, all under way at once."""
+    local, back = tmp_path / "content", tmp_path / "back"
+    local.write_bytes(random.Random(7).randbytes(SIZE))
+    tree, tree_back = many(tmp_path / "tree"), tmp_path / "tree_back"
+    await box.exec(f"rm -rf /tr; mkdir /tr; head -c {SIZE} /dev/urandom >/tr/down")
+    await box.files.write("/tr/up", b"old")
+    await box.files.upload_tree(tree, "/tr/from")
+    up, down, up_tree, down_tree = (Progress(SIZE // 8), Progress(SIZE // 8),
+                                    Progress(1 << 20), Progress(1 << 20))  # fmt: skip
+    transfers = [
+        box.files.upload(local, "/tr/up", on_progress=up),
+        box.files.download("/tr/down", back, on_progress=down),
+        box.files.upload_tree(tree, "/tr/to", on_progress=up_tree),
+        box.files.download_tree("/tr/from", tree_back, on_progress=down_tree),
+    ]
+    running = asyncio.gather(*transfers)
+    async with asyncio.timeout(BACK_S * 2):
+        await asyncio.gather(up.reached.wait(), down.reached.wait())
+        assert not running.done()
+        await restart(world, how)
+        await running
+    ran = await box.exec("sha256sum /tr/up /tr/down; find /tr -name '.dsec*'")
+    assert ran.text.split() == [digest(local), "/tr/up", digest(back), "/tr/down"]
+    assert (up.count, up.back, down.count, down.back) == (SIZE, 0, SIZE, 0)  # nothing again
+    assert files_below(tree_back) == files_below(tree)
+    assert (await box.files.upload_tree(tree, "/tr/to")).files == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"content", "back", "tree", "tree_back"}
 
 
-async def test_a_changed_file_is_not_spliced(
-    world: World, box: Sandbox, tmp_path: Path
-) -> None:
-    """(F01) The same length, another content: a download begins again, a stream fails."""
-    await box.exec(f"mkdir -p /down && head -c {SIZE} /dev/zero >/down/g")
-
-    async def change() -> None:
-        await box.exec("tr '\\0' x </down/g >/down/h && touch -r /down/g /down/h && "
-                       "cat /down/h >/down/g && touch -r /down/h /down/g")  # fmt: skip
-
+async def test_a_changed_file_is_not_spliced(world: World, box: Sandbox) -> None:
+    """(F01) The same length, another content: a read begins again, a stream fails."""
+    size = 24 << 20
+    await box.exec(f"mkdir -p /sp; head -c {size} /dev/zero >/sp/f; tr '\\0' x </sp/f >/sp/g")
     started, go = asyncio.Event(), asyncio.Event()
 
-    async def stream() -> bytes:
-        parts = []
-        async for part in box.files.stream("/down/g"):
-            parts.append(part)
+    async def stream() -> None:
+        async for _ in box.files.stream("/sp/f"):
             started.set()
             await go.wait()  # the window fills, the rest waits in the sandbox
-        return b"".join(parts)
 
-    streaming = asyncio.create_task(stream())
-    await started.wait()
-    await world.system.kill(world.edge)
-    await world.system.restart(world.edge)
-    await change()
+    async with watching(box, "/sp") as seen:
+        streaming = asyncio.create_task(stream())
+        await started.wait()
+        await world.system.kill(world.edge)
+        await world.system.restart(world.edge)
+        await seen.until("overflow", "/sp")  # nobody looked meanwhile
+        await box.exec("cat /sp/g >/sp/f; touch -r /sp/g /sp/f")
+        await seen.until("modified", "/sp/f")
     go.set()
-    with pytest.raises(FileChanged, match="/down/g"):
+    with pytest.raises(FileChanged, match="/sp/f"):
         async with asyncio.timeout(BACK_S):
             await streaming
-    data = await box.files.read("/down/g")
-    assert data == b"x" * SIZE
+    assert await box.files.read("/sp/f") == b"x" * size
 
 
-async def test_a_tree_goes_on_over_a_restart(
-    world: World, box: Sandbox, tmp_path: Path
+async def test_a_local_file_that_changes_under_its_upload_is_not_mixed(
+    box: Sandbox, tmp_path: Path
 ) -> None:
-    local, back = tmp_path / "in", tmp_path / "out"
-    noise = random.Random(1)
-    for i in range(3000):
-        (local / f"d{i % 7}").mkdir(parents=True, exist_ok=True)
-        (local / f"d{i % 7}" / f"f{i}").write_bytes(noise.randbytes(4000))
-    for i in range(3):
-        (local / f"large{i}").write_bytes(noise.randbytes(8 << 20))
-    cut = Cut(10 << 20)
-    await with_restart(
-        world, "kill", cut, box.files.upload_tree(local, "/tree", on_progress=cut)
-    )
-    cut = Cut(10 << 20)
-    await with_restart(
-        world, "stop", cut, box.files.download_tree("/tree", back, on_progress=cut)
-    )
-    names = sorted(p.relative_to(local) for p in local.rglob("*") if p.is_file())
-    assert names == sorted(p.relative_to(back) for p in back.rglob("*") if p.is_file())
-    assert all((local / n).read_bytes() == (back / n).read_bytes() for n in names)
-    assert (await box.exec("find /tree -name '.dsec*'")).text == ""
+    local = tmp_path / "log"
+    local.write_bytes(b"a" * (8 << 20))
+    changes = iter([b"b" * (8 << 20)])
+
+    def change(_count: int) -> None:
+        if (content := next(changes, None)) is not None:
+            local.write_bytes(content)
+
+    await box.files.upload(local, "/log", on_progress=change)
+    assert await box.files.read("/log") == local.read_bytes()
+
+    def grow(count: int) -> None:
+        if count > 0:
+            with local.open("ab") as sink:
+                sink.write(b"more")
+
+    with pytest.raises(FileChanged, match="log"):
+        await box.files.upload(local, "/log", on_progress=grow)
+    assert await box.files.read("/log") == b"b" * (8 << 20)
 
 
 async def test_large_files_at_once_leave_the_node_small(
     world: World, box: Sandbox, tmp_path: Path
 ) -> None:
     """(F08)"""
-    pid = world.system.pids[world.edge]
+    pid = world.system.pids()[world.edge]
     before_kb, sizes = _rss_kb(pid), []
     source = tmp_path / "big"
     source.write_bytes(os.urandom(1 << 20) * 64)
@@ -179,12 +175,12 @@ async def test_a_slow_source_has_all_the_time_it_needs(box: Sandbox) -> None:
     """(F08) Longer than any silence that an operation may have."""
 
     async def slow() -> AsyncIterator[bytes]:
-        for i in range(3):
-            yield b"%d" % i
-            await asyncio.sleep(5.5)
+        yield b"a"
+        await asyncio.sleep(KEEPALIVE_S * 1.1)
+        yield b"b"
 
-    assert await box.files.write("/slow", slow()) == 3
-    assert await box.files.read("/slow") == b"012"
+    assert await box.files.write("/slow", slow()) == 2
+    assert await box.files.read("/slow") == b"ab"
 
 
 async def test_a_write_of_a_client_that_broke_off_leaves_nothing(box: Sandbox) -> None:

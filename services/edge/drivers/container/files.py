@@ -29,7 +29,10 @@ class FilesOfAgent:
     ) -> tuple[AgentClient, str, str]:
         """The agent, the absolute path and the user of a call."""
         agent, defaults = self._agent(handle)
-        return agent, posixpath.join(defaults.cwd, path), user or defaults.user
+        if not path.startswith("/"):  # `..` is the sandbox's to resolve, over links too
+            parts = [part for part in path.split("/") if part != "."]
+            path = posixpath.join(defaults.cwd, *parts)
+        return agent, path, user or defaults.user
 
     def read(
         self, handle: Handle, path: str, *, user: str | None, offset: int = 0,
