@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from libdsec.errors import InternalError
 
-NAME, TYPE, MODE, MTIME_NS, TARGET, CONTENT = 70, 71, 73, 76, 77, 69
+NAME, TYPE, SIZE, MODE, MTIME_NS, TARGET, CONTENT = 70, 71, 72, 73, 76, 77, 69
 SMALL_BYTES = 256 * 1024
 """Files up to this size travel in bundles, larger ones alone."""
 ENTRY_BYTES_MAX = 2 * 1024 * 1024
@@ -24,7 +24,7 @@ _NUMBER = struct.Struct("<Q")
 @dataclass(frozen=True, slots=True)
 class Entry:
     """``kind``: ``f`` file, ``d`` directory, ``l`` symbolic link, ``h`` another name of
-    the file ``target``. Names are relative."""
+    the file ``target``. Names are relative. ``size`` is told where no content is."""
 
     kind: str
     name: str
@@ -32,6 +32,7 @@ class Entry:
     mtime_ns: int | None = None
     target: str = ""
     content: bytes = b""
+    size: int = 0
 
 
 def _field(tag: int, value: bytes) -> bytes:
@@ -109,6 +110,7 @@ def _entry(fields: dict[int, bytes]) -> Entry:
         mtime_ns=_number(fields.get(MTIME_NS, b"")),
         target=_text(fields.get(TARGET, b"")),
         content=fields[CONTENT],
+        size=_number(fields.get(SIZE, b"")),
     )
 
 

@@ -7,6 +7,7 @@ link leads out of, counting for progress. Does not own: which files.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -70,8 +71,9 @@ async def upload(
     async def chunks() -> AsyncIterator[bytes]:
         report.back()
         source.seek(0)
-        before = _state(source)
-        while data := await asyncio.to_thread(source.read, CHUNK_BYTES):
+        before = left, _ = _state(source)
+        while data := await asyncio.to_thread(source.read, min(CHUNK_BYTES, left)):
+            left -= len(data)
             yield data
             report(len(data))
         if _state(source) != before:
@@ -82,6 +84,7 @@ async def upload(
 
 
 def _state(source: BinaryIO) -> tuple[int, int]:
+    """Size, and time of the last change."""
     facts = os.fstat(source.fileno())
     return facts.st_size, facts.st_mtime_ns
 
@@ -114,6 +117,11 @@ async def download(
 
 
 def _beside(target: Path) -> Path:
+    """A free name next to ``target``, whose place may be taken by a file or a link only."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = target.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
+            raise NotARegularFile(f"{target} is no regular file", path=str(target))
     return target.with_name(f".{_ids.new()}.part")  # the name itself may be of full length
 
 
@@ -180,13 +188,14 @@ class Place:
             part.unlink(missing_ok=True)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Opens a file to be read, never something else, never through a link."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
+    """Opens a file to be read, never something else, through a link only if told to."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise NotARegularFile(f"{path} is no regular file", path=str(path))
-    return os.fdopen(fd, "rb")
+    return open(fd, "rb")
 
 
 def read_small(path: Path, name: str) -> Entry:

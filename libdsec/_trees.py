@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -43,7 +43,7 @@ async def upload(
 ) -> TreeCopy:  # fmt: skip
     """See :meth:`libdsec.files.Files.upload_tree`."""
     found = await asyncio.to_thread(_local.scan, local, exclude)
-    known = await _there(calls, remote, user=user) if skip_same else {}
+    known = await _there(calls, remote, found, user=user) if skip_same else {}
     files = [i for i in found if i.kind == "f"]
     wanted = [i for i in files if not same(i, known.get(i.name))]
     dirs = [i for i in found if i.kind == "d"]
@@ -74,15 +74,45 @@ async def upload(
     return TreeCopy(len(wanted), count, len(files) - len(wanted))
 
 
-async def _there(calls: FileCalls, remote: str, *, user: str | None) -> dict[str, Item]:
-    """What is at the target already; its special files are no news here."""
+async def _there(
+    calls: FileCalls, remote: str, items: Sequence[Item], *, user: str | None
+) -> dict[str, Item]:
+    """What is at the target already by the names of ``items``."""
+    found: dict[str, Item] = {}
+
+    async def ask(batch: Sequence[Item]) -> int:
+        async for entries in _bundled(calls, remote, batch, user=user, length=0):
+            found.update({e.name: Item(e.name, e.kind, e.size, e.mode, e.mtime_ns or 0, e.target)
+                          for e in entries})  # fmt: skip
+        return 0
+
+    named = [Item(i.name, i.kind) for i in items if i.kind in "fl"]
     try:
-        info = await _stat(calls, remote, user=user)
-        found = await _workspace.entries(calls, remote, recursive=True, user=user)
+        await _bounded(partial(ask, batch) for batch in batches(named))
     except FileNotFound:
-        return {}
-    plain = (i for i in found if i.type in ("file", "symlink"))
-    return {i.name: i for i in remote_items(info.path, plain, ())}
+        return {}  # there is no such directory
+    return found
+
+
+async def _bundled(
+    calls: FileCalls, root: str, batch: Sequence[Item], *, user: str | None,
+    length: int | None = None,
+) -> AsyncIterator[list[Entry]]:  # fmt: skip
+    """The bundle of these names. What was not asked for is not taken."""
+    missing, parser = {item.name for item in batch}, _bundle.Unbundler()
+    asked = _bundle.names([item.name for item in batch])
+    async for part in calls.output("file_pack", root, data=asked, user=user, length=length):
+        if isinstance(part, FileReply):
+            break
+        entries = parser.feed(part)
+        for entry in entries:
+            if entry.name not in missing:
+                raise InternalError(f"the sandbox sends {entry.name!r}, which was not asked for")
+            missing.remove(entry.name)
+        yield entries
+    parser.close()
+    if missing and length is None:
+        raise FileChanged(f"{root}/{min(missing)} did not come", path=f"{root}/{min(missing)}")
 
 
 async def _stat(calls: FileCalls, path: str, *, user: str | None) -> FileInfo:
@@ -214,26 +244,16 @@ async def _fetch(
     calls: FileCalls, root: str, batch: Sequence[Item], place: Place, *, user: str | None,
     report: Taken,
 ) -> int:  # fmt: skip
-    """One bundle's files. What was not asked for is not taken."""
-    missing = {item.name for item in batch}
-    parser, count = _bundle.Unbundler(), 0
+    """One bundle's files."""
+    count = 0
     report.back()
-    asked = _bundle.names([item.name for item in batch])
-    async for part in calls.output("file_pack", root, data=asked, user=user):
-        if isinstance(part, FileReply):
-            break
-        entries = parser.feed(part)
-        for entry in entries:
-            if entry.kind != "f" or entry.name not in missing:
-                raise InternalError(f"the sandbox sends {entry.name!r}, which was not asked for")
-            missing.remove(entry.name)
+    async for entries in _bundled(calls, root, batch, user=user):
+        if any(entry.kind != "f" for entry in entries):
+            raise InternalError("the sandbox sends what is no file where files were asked for")
         await asyncio.to_thread(place.write, entries)
         size = sum(len(e.content) for e in entries)
         report(size)
         count += size
-    parser.close()
-    if missing:
-        raise FileChanged(f"{root}/{min(missing)} did not come", path=f"{root}/{min(missing)}")
     return count
 
 

@@ -416,9 +416,10 @@ class FileRequest(Versioned, frozen=True):
     ``file_list``: entries in the reply, or, where they are many, as JSON lines of
     ``FileEntry`` in ``o`` frames; with ``recursive`` all below, not through links.
     ``file_pack``: ``data`` names files below ``path``, a zero byte behind each; the answer
-    is a bundle. ``file_unpack``: the input is a bundle that is laid out below ``path``,
-    each file as a whole. ``file_watch``: JSON lines of ``FileEvent`` until cancelled; a
-    frame holds whole lines."""
+    is a bundle; with ``length`` 0 without contents, of whatever there is by these names.
+    ``file_unpack``: the input is a bundle that is laid out below ``path``, each file as a
+    whole. ``file_watch``: JSON lines of ``FileEvent`` until cancelled; a frame holds whole
+    lines."""
 
     op_id: OpId
     path: Path

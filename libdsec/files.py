@@ -206,7 +206,7 @@ class Files:
         """Copies a local file into the sandbox in chunks. Bytes written; the mode is
         the local file's unless given. It goes on where it was after a broken connection
         or a restart of the node's service."""
-        with open(local, "rb") as source:  # noqa: ASYNC230 - opening is local and quick
+        with _local.open_regular(Path(local), follow=True) as source:
             return await _local.upload(
                 self._calls, source, remote, user=user, mode=mode, report=Taken(on_progress)
             )

@@ -42,7 +42,7 @@ operation id. A client answers every ``k`` of a file verb with ``w``, as at a te
 A *bundle* is many small files in one stream: a row of entries, each a row of fields (``u8
 tag, u32 length, bytes``; numbers are 8 bytes; all little-endian): 70 name, relative to the
 request's path; 71 type (``f`` file, ``d`` directory, ``l`` symbolic link, ``h`` another
-name of the file that the target names); 73 permission bits; 76 modification time in ns;
+name of the file that the target names); 72 size; 73 permission bits; 76 modification time in ns;
 77 target of a link; and as the last one 69, the content.
 
 Another client of the same principal attaches by ``attach``: ``r`` and ``a`` come first
@@ -159,9 +159,10 @@ class FileRequest(Versioned, frozen=True):
     ``file_list``: entries in the reply, or, where they are many, as JSON lines of
     ``FileEntry`` in ``o`` frames; with ``recursive`` all below, not through links.
     ``file_pack``: ``data`` names files below ``path``, a zero byte behind each; the answer
-    is a bundle. ``file_unpack``: the input is a bundle that is laid out below ``path``,
-    each file as a whole. ``file_watch``: JSON lines of ``FileEvent`` until cancelled; a
-    frame holds whole lines."""
+    is a bundle; with ``length`` 0 without contents, of whatever there is by these names.
+    ``file_unpack``: the input is a bundle that is laid out below ``path``, each file as a
+    whole. ``file_watch``: JSON lines of ``FileEvent`` until cancelled; a frame holds whole
+    lines."""
 
     op_id: OpId
     path: Path

@@ -159,7 +159,7 @@ void put_info(struct buf *b, const char *name, const struct stat *st, const char
 void say(struct buf *b, size_t most); /* to stdout, once it holds more than that */
 extern char unfinished[];             /* removed when the operation fails or is ended */
 void tree_list(const char *path, bool recursive) __attribute__((noreturn));
-void bundle_out(const char *path) __attribute__((noreturn));
+void bundle_out(const char *path, bool contents) __attribute__((noreturn));
 void bundle_in(const char *path) __attribute__((noreturn));
 void watch_tree(const char *path, bool recursive) __attribute__((noreturn));
 int tree_remove(const char *path);

@@ -113,8 +113,25 @@ static void pack_one(struct buf *out, const char *name)
     say(out, COPY_SIZE);
 }
 
+/* What there is by a name, without its content; nothing where it cannot be seen. */
+static void facts_of(struct buf *out, const char *name)
+{
+    struct stat st;
+    char target[PATH_MAX];
+    if (!is_inside(name))
+        fail_at(name, EINVAL);
+    if (lstat(name, &st))
+        return;
+    ssize_t k = S_ISLNK(st.st_mode) ? readlink(name, target, sizeof target - 1) : -1;
+    if (k >= 0)
+        target[k] = 0;
+    put_info(out, name, &st, k >= 0 ? target : NULL);
+    put_field(out, T_CONTENT, NULL, 0);
+    say(out, COPY_SIZE);
+}
+
 /* The files whose names are on stdin, each ended by a zero byte. */
-void bundle_out(const char *path)
+void bundle_out(const char *path, bool contents)
 {
     struct buf out = {0};
     struct stat st;
@@ -125,7 +142,7 @@ void bundle_out(const char *path)
         file_fail(path, errno);
     while (take(name + n, 1, true)) {
         if (!name[n]) {
-            pack_one(&out, name);
+            (contents ? pack_one : facts_of)(&out, name);
             n = 0;
         } else if (++n == sizeof name) {
             file_fail(path, ENAMETOOLONG);

@@ -383,7 +383,7 @@ void file_main(const struct launch *l, const struct reader *spec)
         break;
     case F_STAT: do_stat(path); break;
     case F_LIST: tree_list(path, recursive); break;
-    case F_PACK: bundle_out(path); break;
+    case F_PACK: bundle_out(path, spec_u64(spec, T_LENGTH, UINT64_MAX)); break;
     case F_UNPACK: bundle_in(path); break;
     case F_WATCH: watch_tree(path, recursive); break;
     case F_MKDIR:

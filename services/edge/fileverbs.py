@@ -225,8 +225,11 @@ async def pack(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileRep
     trees, handle = _trees(sandbox)
     _only_whole(op)
     size = 0
-    names = request.data or b""
-    async for chunk in trees.pack(handle, _path(request), names, user=request.user):
+    chunks = trees.pack(
+        handle, _path(request), request.data or b"", user=request.user,
+        contents=request.length != 0,
+    )  # fmt: skip
+    async for chunk in chunks:
         size += len(chunk)
         await op.output("stdout", chunk)
     return FileReply(op_id=request.op_id, size=size)

@@ -89,6 +89,18 @@ async def test_what_is_there_already_is_not_sent_again(box: Sandbox, tmp_path: P
     assert manifest(back) == manifest(local)
 
 
+async def test_what_else_is_at_the_target_does_not_matter(box: Sandbox, tmp_path: Path) -> None:
+    """Only what is copied is looked at: a target may be the root."""
+    local = tmp_path / "in"
+    (local / "home/agent").mkdir(parents=True)
+    (local / "home/agent").chmod((await box.files.stat("/home/agent")).mode)
+    (local / "home").chmod((await box.files.stat("/home")).mode)
+    (local / "home/agent/f").write_text("x")
+    await box.exec("mkdir -p /home/agent/closed/d && chmod 700 /home/agent/closed")
+    assert (await box.files.upload_tree(local, "/", user="agent")).files == 1
+    assert (await box.files.upload_tree(local, "/", user="agent")).skipped == 1
+
+
 async def test_patterns_leave_names_out_on_both_ways(box: Sandbox, tmp_path: Path) -> None:
     local, back = tmp_path / "in", tmp_path / "out"
     for name in ("a.py", "b/a.pyc", "b/node_modules/x/y", "docs/build/z", "build/kept"):
@@ -154,6 +166,11 @@ async def test_special_files_are_refused_before_anything_is_sent(
         await box.files.download_tree("/t9", back)
     assert not back.exists()
     await box.files.download_tree("/t9", back, exclude=["b", "c"])
+    with pytest.raises(NotARegularFile, match="in/b"):
+        await box.files.upload(local / "b", "/t8")
+    with pytest.raises(NotARegularFile, match="in/b"):
+        await box.files.download("/t9/a", local / "b")
+    assert stat.S_ISFIFO((local / "b").stat().st_mode)
 
 
 async def test_links_out_of_a_downloaded_tree_are_refused_or_left_out(

@@ -187,13 +187,16 @@ async def move(agent: AgentClient, src: str, dst: str, *, user: str) -> None:
     await _simple(agent, payload)
 
 
-def pack(agent: AgentClient, path: str, names: bytes, *, user: str) -> AsyncIterator[bytes]:
+def pack(
+    agent: AgentClient, path: str, names: bytes, *, user: str, contents: bool = True
+) -> AsyncIterator[bytes]:
     """A bundle of the files ``names`` (a zero byte behind each) below ``path``."""
 
     async def given() -> AsyncIterator[bytes]:
         yield names
 
-    return _streamed(agent, _payload(FileOp.PACK, path, user), given)
+    extra = () if contents else (wire.field(Tag.LENGTH, 0),)
+    return _streamed(agent, _payload(FileOp.PACK, path, user, *extra), given)
 
 
 async def unpack(

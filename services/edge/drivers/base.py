@@ -332,10 +332,10 @@ class FileTrees(Protocol):
     """Optional: many files in one call, and watching. Errors as of :class:`Files`."""
 
     def pack(
-        self, handle: Handle, path: str, names: bytes, *, user: str | None
+        self, handle: Handle, path: str, names: bytes, *, user: str | None, contents: bool = True
     ) -> AsyncIterator[bytes]:
         """A bundle (:mod:`schemas.exec`) of the files below ``path`` that ``names`` names,
-        a zero byte behind each."""
+        a zero byte behind each. Without ``contents`` of whatever is there."""
         ...
 
     async def unpack(

@@ -84,10 +84,10 @@ class FilesOfAgent:
         await files.move(agent, src, dst, user=user)
 
     def pack(
-        self, handle: Handle, path: str, names: bytes, *, user: str | None
+        self, handle: Handle, path: str, names: bytes, *, user: str | None, contents: bool = True
     ) -> AsyncIterator[bytes]:
         agent, path, user = self._call(handle, path, user)
-        return files.pack(agent, path, names, user=user)
+        return files.pack(agent, path, names, user=user, contents=contents)
 
     async def unpack(
         self, handle: Handle, path: str, chunks: AsyncIterator[bytes], *, user: str | None,
