@@ -190,12 +190,14 @@ class Place:
 
 def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
     """Opens a file to be read, never something else, through a link only if told to."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
+    more = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    source = open(  # noqa: SIM115 - the caller closes it
+        path, "rb", opener=lambda name, flags: os.open(name, flags | more)
+    )
+    if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+        source.close()
         raise NotARegularFile(f"{path} is no regular file", path=str(path))
-    return open(fd, "rb")
+    return source
 
 
 def read_small(path: Path, name: str) -> Entry:

@@ -16,8 +16,8 @@ from libdsec._wire import INLINE_BYTES
 from libdsec.errors import InvalidRequest, NotARegularFile
 from libdsec.results import FileInfo
 
-SAME_S = 1e-6
-"""Times of change nearer than this are the same: the wire has them as floats."""
+SAME_NS = 1000
+"""Times of change nearer than this are the same: not every file system has them finer."""
 BUNDLE_BYTES = 2 * 1024 * 1024
 BUNDLE_FILES = 512
 NAMES_BYTES = INLINE_BYTES // 2
@@ -84,8 +84,8 @@ def remote_items(root: str, found: Iterable[FileInfo], exclude: Sequence[str]) -
             raise special(info.path)
         kind = kinds[info.type]
         id = (0, info.ino) if kind == "f" and info.nlink > 1 else None
-        time_ns = round(info.mtime * 1e9)
-        items.append(Item(name, kind, info.size, info.mode, time_ns, info.target or "", id))
+        target = info.target or ""
+        items.append(Item(name, kind, info.size, info.mode, info.mtime_ns, target, id))
     return shared_names(items)
 
 
@@ -118,7 +118,7 @@ def same(item: Item, there: Item | None) -> bool:
         return False
     if item.kind == "l":
         return there.target == item.target
-    near = abs(there.mtime_ns - item.mtime_ns) < SAME_S * 1e9
+    near = abs(there.mtime_ns - item.mtime_ns) < SAME_NS
     return near and (there.size, there.mode) == (item.size, item.mode)
 
 

@@ -439,9 +439,9 @@ class FileRequest(Versioned, frozen=True):
     sparse: bool = False
 
 class FileEntry(Message, frozen=True):
-    """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch; ``ino`` and
-    ``nlink``: which entries are names of one file. ``raw_path`` and ``raw_target``: the
-    bytes of names that are no UTF-8."""
+    """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch,
+    ``mtime_ns`` the same exactly; ``ino`` and ``nlink``: which entries are names of one
+    file. ``raw_path`` and ``raw_target``: the bytes of names that are no UTF-8."""
 
     path: str
     type: str
@@ -455,6 +455,7 @@ class FileEntry(Message, frozen=True):
     raw_target: bytes | None = None
     ino: int = 0
     nlink: int = 1
+    mtime_ns: int = 0
 
 class FileEvent(Message, frozen=True):
     """A line of ``file_watch``. ``change``: ``ready`` (from here on nothing is missed),

@@ -118,9 +118,9 @@ def info_of(found: SandboxInfo) -> Info:
 @dataclass(frozen=True, slots=True)
 class FileInfo:
     """One file. ``type``: file, dir, symlink, fifo, socket, chr or blk; ``size`` in bytes;
-    ``mode``: permission bits; ``mtime``: seconds since the epoch; ``target`` of a
-    symbolic link; entries of one ``ino`` are names of one file, which has ``nlink``.
-    Names that are no UTF-8 are as ``os.fsdecode`` has them."""
+    ``mode``: permission bits; ``mtime``: seconds since the epoch, ``mtime_ns`` exactly;
+    ``target`` of a symbolic link; entries of one ``ino`` are names of one file, which has
+    ``nlink``. Names that are no UTF-8 are as ``os.fsdecode`` has them."""
 
     path: str
     type: str
@@ -132,6 +132,7 @@ class FileInfo:
     target: str | None = None
     ino: int = 0
     nlink: int = 1
+    mtime_ns: int = 0
 
     @property
     def name(self) -> str:

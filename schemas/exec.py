@@ -183,9 +183,9 @@ class FileRequest(Versioned, frozen=True):
 
 
 class FileEntry(Message, frozen=True):
-    """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch; ``ino`` and
-    ``nlink``: which entries are names of one file. ``raw_path`` and ``raw_target``: the
-    bytes of names that are no UTF-8."""
+    """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch,
+    ``mtime_ns`` the same exactly; ``ino`` and ``nlink``: which entries are names of one
+    file. ``raw_path`` and ``raw_target``: the bytes of names that are no UTF-8."""
 
     path: str
     type: str
@@ -199,6 +199,7 @@ class FileEntry(Message, frozen=True):
     raw_target: bytes | None = None
     ino: int = 0
     nlink: int = 1
+    mtime_ns: int = 0
 
 
 class FileEvent(Message, frozen=True):

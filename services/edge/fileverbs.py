@@ -283,5 +283,5 @@ def entry(info: FileInfo) -> FileEntry:
     return FileEntry(
         path=path, type=info.type, size=info.size, mode=info.mode, uid=info.uid,
         gid=info.gid, mtime=info.mtime, target=target, raw_path=raw_path,
-        raw_target=raw_target, ino=info.ino, nlink=info.nlink,
+        raw_target=raw_target, ino=info.ino, nlink=info.nlink, mtime_ns=info.mtime_ns,
     )  # fmt: skip

@@ -56,8 +56,8 @@ def manifest(root: Path) -> dict[str, tuple[object, ...]]:
         elif path.is_dir():
             found[name] = ("dir", stat.S_IMODE(facts.st_mode))
         else:
-            time_us = round(facts.st_mtime_ns / 1000)
-            found[name] = ("file", stat.S_IMODE(facts.st_mode), path.read_bytes(), time_us)
+            mode = stat.S_IMODE(facts.st_mode)
+            found[name] = ("file", mode, facts.st_mtime_ns, path.read_bytes())
     return found
 
 

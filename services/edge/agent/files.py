@@ -44,6 +44,7 @@ def info_of(record: Fields, path: str) -> FileInfo:
         target=record.text(Tag.TARGET) if Tag.TARGET in record else None,
         ino=record.number(Tag.INO),
         nlink=record.number(Tag.NLINK, 1),
+        mtime_ns=record.number(Tag.MTIME_NS),
     )
 
 

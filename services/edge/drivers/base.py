@@ -214,6 +214,7 @@ class FileInfo:
     target: str | None = None
     ino: int = 0
     nlink: int = 1
+    mtime_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,11 +108,11 @@ def test_a_listing_becomes_items_and_several_names_links() -> None:
 
 def test_what_is_the_same_is_told_from_what_is_not() -> None:
     item = Item("f", "f", 3, 0o644, 1_700_000_000_123_456_789)
-    as_float = round(1_700_000_000.123456789 * 1e9)
-    assert same(item, Item("f", "f", 3, 0o644, as_float))
+    coarse = 1_700_000_000_123_456_000
+    assert same(item, Item("f", "f", 3, 0o644, coarse))
     for other in (
-        None, Item("f", "f", 4, 0o644, as_float), Item("f", "f", 3, 0o600, as_float),
-        Item("f", "f", 3, 0o644, as_float + 2000), Item("f", "l", 3, 0o644, as_float),
+        None, Item("f", "f", 4, 0o644, coarse), Item("f", "f", 3, 0o600, coarse),
+        Item("f", "f", 3, 0o644, coarse + 2000), Item("f", "l", 3, 0o644, coarse),
     ):  # fmt: skip
         assert not same(item, other)
 
