@@ -338,6 +338,8 @@ void op_tick(struct op *op, uint64_t now)
             cg_leaf_kill(op->at.leaf, op->at.pid);
         if (now >= op->kill_end && !op->reaped)
             op_exited(op, SIGKILL);
+    } else if (op->killing && now >= op->kill_end && !op->reaped) {
+        kill(op->at.pid, SIGKILL); /* it was stopped, or it hangs */
     }
     if (!op->reaped)
         return;

@@ -3,7 +3,10 @@ any content."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -161,3 +164,26 @@ def test_a_name_that_is_not_ended_is_refused(agent: Path, tmp_path: Path) -> Non
     raw.send(wire.frame(Msg.EOF, 7))
     type_, fields, _ = end(raw, 7)
     assert (type_, fields.text(Tag.ERRNO)) == (Msg.ERROR, "EBADMSG")
+
+
+def test_an_operation_that_was_stopped_from_inside_ends_all_the_same(
+    agent: Path, tmp_path: Path
+) -> None:
+    raw = Raw(agent)
+    raw.send(file_frame(7, FileOp.WATCH, tmp_path, wire.field(Tag.RECURSIVE, 1)))
+    assert raw.next().type == Msg.DATA  # it is ready
+    (pid,) = watchers(tmp_path)
+    os.kill(pid, signal.SIGSTOP)
+    raw.send(wire.frame(Msg.KILL, 7))
+    assert end(raw, 7)[0] == Msg.ERROR
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def watchers(path: Path) -> set[int]:
+    """The processes that watch a directory."""
+    found, mark = set(), f" ino:{path.stat().st_ino:x} "
+    for info in Path("/proc").glob("[0-9]*/fdinfo/*"):
+        with contextlib.suppress(OSError):
+            if "inotify" in (text := info.read_text()) and mark in text:
+                found.add(int(info.parts[2]))
+    return found
