@@ -61,7 +61,7 @@ class App:
             self.work, Creates(self.work), Ops(self.work, self.db), self.jobs
         )
         self.watcher = Watcher(settings, self.db, self.load, connected=self._connected)
-        self.reconciler = Reconciler(self.work, self.db, self.jobs)
+        self.reconciler = Reconciler(self.work, self.db, self.fleet, self.jobs)
         self.consumers = [
             BatchConsumer(self.bus, durable("scheduler_commands"), self.handlers.commands),
             BatchConsumer(self.bus, durable("scheduler_observations"), self.handlers.observations),

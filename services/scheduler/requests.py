@@ -107,7 +107,6 @@ _SETTLE_OPS = text(
     "returning op.request_id, op.reply_to, op.uids, op.settled, op.remaining"
 )
 _DELETE_OPS = text("delete from op where request_id = any(cast(:ids as text[]))")
-_FORGET_OPS = text("delete from op where at < now() - make_interval(secs => :keep)")
 _results = msgspec.json.Decoder(list[ItemResult])
 
 
@@ -140,8 +139,3 @@ async def settle_ops(
     if done:
         await db.fetch(connection, _DELETE_OPS, {"ids": [r[0] for r in done]})
     return [(r[0], r[1], r[2], _results.decode(r[3])) for r in done]
-
-
-async def forget_ops(connection: AsyncConnection, keep_s: float) -> None:
-    """Removes operations that nobody completed."""
-    await connection.execute(_FORGET_OPS, {"keep": keep_s})
