@@ -89,6 +89,15 @@ async def test_changes_are_told_in_order_with_what_is_there(box: Sandbox) -> Non
     assert (await seen.until("deleted", "/v/d/f")).info is None
 
 
+async def test_files_of_the_image_are_watched_as_all_others(box: Sandbox) -> None:
+    """They get a copy of their own with the first change."""
+    async with watching(box, "/etc") as seen:
+        await box.exec("echo x >>/etc/group; mv /etc/passwd /etc/p; mv /etc/p /etc/passwd")
+        await seen.until("modified", "/etc/group")
+        await seen.until("deleted", "/etc/p")
+    assert ("created", "/etc/passwd") in seen.pairs()
+
+
 async def test_what_is_short_lived_is_seen_too(box: Sandbox) -> None:
     await box.files.mkdir("/v2")
     async with watching(box, "/v2") as seen:
