@@ -172,16 +172,16 @@ async def test_what_was_lost_is_told_as_an_overflow(box: Sandbox) -> None:
 
 
 async def test_too_many_directories_are_an_error_of_their_own(box: Sandbox) -> None:
-    script = "mkdir /v6; cd /v6; for i in $(seq 91); do mkdir $i; (cd $i; mkdir $(seq 91)); done"
+    script = "mkdir /dev/shm/v6; cd /dev/shm/v6; for i in $(seq 91); do mkdir $i; (cd $i; mkdir $(seq 91)); done"
     await box.exec(script, check=True)
     with pytest.raises(QuotaExceeded, match="/v6/") as caught:
-        async for _ in box.files.watch("/v6"):
+        async for _ in box.files.watch("/dev/shm/v6"):
             pass
     assert caught.value.field == "path"
-    async with watching(box, "/v6", recursive=False) as seen:
-        await box.exec("touch /v6/f")
-        await seen.until("created", "/v6/f")
-    await box.exec("rm -rf /v6")
+    async with watching(box, "/dev/shm/v6", recursive=False) as seen:
+        await box.exec("touch /dev/shm/v6/f")
+        await seen.until("created", "/dev/shm/v6/f")
+    await box.exec("rm -rf /dev/shm/v6")
 
 
 async def test_the_end_of_the_directory_ends_the_watch(box: Sandbox) -> None:
