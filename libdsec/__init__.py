@@ -43,6 +43,9 @@ from libdsec.errors import (
     NotARegularFile,
     NotFound,
     PolicyDenied,
+    PortError,
+    PortRefused,
+    PortReset,
     QuotaExceeded,
     SandboxDied,
     StdinClosed,
@@ -52,6 +55,7 @@ from libdsec.errors import (
 )
 from libdsec.files import Files
 from libdsec.jobs import Job
+from libdsec.ports import Connection, LocalAddress, Port
 from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info, TreeCopy
 from libdsec.sandbox import Sandbox
@@ -60,6 +64,7 @@ __all__ = [
     "BadPath",
     "CapacityExhausted",
     "Conflict",
+    "Connection",
     "DSecClient",
     "DSecContainerRunArgs",
     "DSecError",
@@ -87,11 +92,16 @@ __all__ = [
     "InternalError",
     "InvalidRequest",
     "Job",
+    "LocalAddress",
     "NoSpaceLeft",
     "NotARegularFile",
     "NotFound",
     "Output",
     "PolicyDenied",
+    "Port",
+    "PortError",
+    "PortRefused",
+    "PortReset",
     "Process",
     "QuotaExceeded",
     "Sandbox",

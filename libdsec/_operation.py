@@ -102,8 +102,7 @@ class Operation(Generic[R]):
         self._repeat_input = False
         self._input_ended = False
         self._asking: asyncio.Task[Any] | None = None
-        self._retry_s = RETRY_S
-        self._silences = 0
+        self._retry_s, self._silences = RETRY_S, 0
         self._refusal: WireError | None = None
 
     def __repr__(self) -> str:
@@ -135,8 +134,9 @@ class Operation(Generic[R]):
         cannot be mistaken for them."""
         self._operations.rename(self, _ids.new())
         self._ready = False
-        self._repeat_input = not self._joining
-        await self._ask({HEADER_HAVE: self.receiving.counts, **self.source})
+        self._repeat_input = self._heard and not self._joining
+        have = {HEADER_HAVE: self.receiving.counts, **self.source}
+        await self._ask(have if self._heard else None)
         for kind, data in [*self._orders, *self._size]:  # sent in vain where nobody listened
             await self._io(kind, data)
 

@@ -131,6 +131,10 @@ void op_kill(struct op *op)
 {
     if (op->done)
         return;
+    if (op->dial.on) {
+        dial_abort(op);
+        return;
+    }
     if (!op->killing)
         op->kill_end = now_ns() + KILL_MAX_NS;
     op->killing = true;
@@ -177,14 +181,6 @@ void op_lost(int leaf)
     }
 }
 
-/* Gives up the places of finished commands: done after their answers were sent. */
-void ops_leave(void)
-{
-    for (int i = 0; i < OPS_MAX; i++)
-        if (ops[i].used && ops[i].done && ops[i].at.leaf >= 0)
-            place_leave(&ops[i].at);
-}
-
 void op_read(struct op *op, int which)
 {
     static uint8_t scratch[256 << 10];
@@ -199,11 +195,15 @@ void op_read(struct op *op, int which)
     if (k < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (k <= 0) {
+        if (op->dial.on)
+            dial_output_end(op, k ? errno : 0);
         close(s->fd);
         s->fd = -1;
         return;
     }
     op->drain_idle = now_ns() + DRAIN_IDLE_NS;
+    if (op->dial.on)
+        dial_ack(s->fd);
     if (s->retain) {
         stream_push(s, scratch, (size_t)k);
     } else {

@@ -22,7 +22,8 @@ from schemas.exec import (
     whole_name,
 )
 from services.edge.actor import Sandbox
-from services.edge.drivers.base import FileChange, FileInfo, Files, FileTrees, Handle
+from services.edge.drivers.base import Handle
+from services.edge.drivers.files import FileChange, FileInfo, Files, FileTrees
 from services.edge.operation import Operation
 from shared.errors import Conflict, Internal, InvalidRequest, Unsupported
 
@@ -115,7 +116,7 @@ async def _begin_input(
         op.preset(request.data)
         return None
     op.terminal = True  # a client that says nothing more will send nothing more
-    if op.asked_again:
+    if op.again:
         reply = await resume_input(sandbox, request, op)
         if reply is not None:
             return reply

@@ -13,6 +13,8 @@ from typing import Any
 
 from schemas.exec import (
     INLINE_BYTES,
+    ConnectReply,
+    ConnectRequest,
     ExecReply,
     ExecRequest,
     FileReply,
@@ -29,13 +31,14 @@ from services.edge.drivers.base import (
     Resumable,
 )  # fmt: skip
 from services.edge.operation import Operation
+from services.edge.ports import Connection, run_connect
 from shared.errors import InvalidRequest, SandboxDied
 
 BACKSTOP_S = 10.0
 """How much later than inside the sandbox a command's limit is enforced here."""
 USAGE_S = 2.0
 
-Reply = ExecReply | FileReply | InfoReply
+Reply = ExecReply | FileReply | InfoReply | ConnectReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +46,17 @@ class Verb:
     """A verb: its request, its reply, what it does, whether a repetition of it would
     do harm (``once``: then its intent and result are journalled), what is wrong with a
     request (``check`` raises), whether it needs a running sandbox (``wakes``), how to go on
-    with what an earlier edge process began (``resume``; ``None``: nobody knows it)."""
+    with what an earlier edge process began (``resume``; ``None``: nobody knows it), the
+    class of its ``operation``."""
 
     request: type[Any]
     reply: type[Any]
-    run: Callable[[Sandbox, Any, Operation], Awaitable[Reply]]
+    run: Callable[[Sandbox, Any, Any], Awaitable[Reply]]
     once: Callable[[Any], bool] = lambda request: False
     check: Callable[[Any], None] = lambda request: None
     wakes: bool = True
     resume: Callable[[Sandbox, Any, Operation], Awaitable[Reply | None]] | None = None
+    operation: type[Operation] = Operation
 
 
 def check_exec(request: ExecRequest) -> None:
@@ -158,6 +163,7 @@ def _always(request: Any) -> bool:
 VERBS: dict[str, Verb] = {
     "exec": Verb(ExecRequest, ExecReply, run_exec, _always, check_exec, resume=resume_exec),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
+    "connect": Verb(ConnectRequest, ConnectReply, run_connect, operation=Connection),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read),
     "file_write": Verb(
         FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append),

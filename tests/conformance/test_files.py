@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.edge.agent.client import KILL_WAIT_S
-from services.edge.drivers.base import Driver, Files, Handle
+from services.edge.drivers.base import Driver, Handle
+from services.edge.drivers.files import Files
 from shared.errors import Conflict, DsecError, Forbidden, InvalidRequest, NotFound
 from tests.conformance.harness import listed, run
 

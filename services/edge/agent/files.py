@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable
 from services.edge.agent import wire
 from services.edge.agent.client import AgentClient, started
 from services.edge.agent.wire import Fields, FileOp, Msg, Tag
-from services.edge.drivers.base import FileChange, FileInfo, ResumeIO
+from services.edge.drivers.base import ResumeIO
+from services.edge.drivers.files import FileChange, FileInfo
 from shared.errors import InvalidRequest
 
 TYPES = {

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from services.edge.agent import files
-from services.edge.drivers.base import FileChange, FileInfo, Handle, ResumeIO
+from services.edge.drivers.base import Handle, ResumeIO
+from services.edge.drivers.files import FileChange, FileInfo
 
 if TYPE_CHECKING:
     from services.edge.agent.client import AgentClient

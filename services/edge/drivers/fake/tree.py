@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from services.edge.drivers.base import FileInfo
+from services.edge.drivers.files import FileInfo
 from shared.errors import Conflict, DsecError, Forbidden, InvalidRequest, NotFound
 
 MAX_LINKS = 16

@@ -57,7 +57,8 @@ async def test_who_asks_again_is_told_where_input_begins() -> None:
         operation = Operation(
             CALL, "op", hash_=b"", reply_to="first", send=send, clock=SystemClock()
         )
-        operation.asked_again = again
+        if again:
+            operation.asked_again((0, 0))
         await operation.want_input()
         assert sent == frames
         sent.clear()
