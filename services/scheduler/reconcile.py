@@ -77,7 +77,7 @@ class Reconciler:
                 if reply_to:
                     results = await self._work.results(unit, uids, settled)
                     told = [operating.unanswered(r) for r in results]
-                    unit.replies.append(sending.op_reply(reply_to, request_id, told))
+                    unit.replies += sending.op_replies(reply_to, request_id, told)
         return len(found)
 
     async def lost(self) -> int:
