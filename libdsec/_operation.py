@@ -82,8 +82,7 @@ class Operation(Generic[R]):
         self._operations = operations
         self._link = link
         self._body = encode(request)
-        self._type = reply_type
-        self._verdict = verdict
+        self._type, self._verdict = reply_type, verdict
         self.terminal = joining is not None or getattr(request, "pty", None) is not None
         self._attended = self.terminal or isinstance(request, FileRequest)
         self.source: dict[str, str] = {}  # the header that names what is read
@@ -92,15 +91,13 @@ class Operation(Generic[R]):
         self._orders: list[tuple[str, bytes]] = []
         self._size: list[tuple[str, bytes]] = []
         self._heard = False
-        self.sending = _flow.Sending()
+        self.sending, self.stood = _flow.Sending(), _flow.Stood()
         self.last_output = self._heard_at = self._asked_at = time.monotonic()
         self.output: deque[tuple[str, bytes]] = deque()
         self._final: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._final.add_done_callback(_observe)
         self._changed = asyncio.Event()
-        self._ready = False
-        self._repeat_input = False
-        self._input_ended = False
+        self._ready = self._repeat_input = self._input_ended = False
         self._asking: asyncio.Task[Any] | None = None
         self._retry_s, self._silences = RETRY_S, 0
         self._refusal: WireError | None = None
@@ -159,8 +156,10 @@ class Operation(Generic[R]):
             self._on_ready()
         elif kind == "x":
             self._on_final(data, offset)
-        elif kind == "k" and self._attended:
-            self._operations.spawn(self._still_here())
+        elif kind == "k":
+            self.stood.told(data, self._heard_at)
+            if self._attended:
+                self._operations.spawn(self._still_here())
 
     async def _still_here(self) -> None:
         """A client that says nothing for long has hung up."""
@@ -280,6 +279,7 @@ class Operation(Generic[R]):
         if time.monotonic() - self._heard_at > UNREACHABLE_S:
             self.fail(self._given_up())
             return
+        self._asking = None  # the answer may come, and call for another, while we still send
         try:
             await self._attach()
         except DSecError as exc:

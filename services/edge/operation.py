@@ -25,8 +25,9 @@ from schemas.exec import (
     WINDOW_BYTES,
     ExecReply,
 )
-from services.edge.calls import Call
+from services.edge.calls import SIGNALS, Call, count
 from services.edge.drivers.base import Resize, Stream
+from services.edge.runclock import RunClock
 from shared.clock import Clock
 from shared.errors import Conflict, DeadlineExceeded, DsecError, InvalidRequest
 from shared.wire import to_wire
@@ -37,12 +38,6 @@ RETAINED_BYTES = 1024 * 1024
 """Confirmed output that is kept for a client that joins."""
 MAX_CONTROL = 64
 FRAME_OF: dict[str, str] = {"stdout": "o", "stderr": "e"}
-SIGNALS = frozenset(
-    {
-        "0", "HUP", "INT", "QUIT", "KILL", "USR1", "USR2", "TERM", "CONT", "STOP", "TSTP",
-        "TTIN", "TTOU", "WINCH", "PIPE", "ALRM",
-    }
-)  # fmt: skip
 
 Frame = tuple[int, str, bytes]
 """Offset, kind and content of a frame of output."""
@@ -100,6 +95,8 @@ class Operation:
         self._moved = self._entered = False
         self._wants_input = False
         self._told_taken = 0
+        self._run: RunClock | None = None
+        self._stood_before_s, self._told_runs = 0.0, True
         self._arrived = asyncio.Event()
         self._control: asyncio.Queue[str | None] = asyncio.Queue(MAX_CONTROL)
         self._size: Resize | None = None
@@ -228,10 +225,23 @@ class Operation:
             return
         now = self._clock.monotonic()
         unheard_s = now - self._heard_at if self.terminal else 0.0
+        if self._run is not None and self._run.runs != self._told_runs:
+            silent_s = 0.0  # news: the client's clocks stop and go with the sandbox
         if unheard_s >= HANGUP_S:
             self.cancel()
         elif now - self._sent_at >= silent_s or unheard_s >= silent_s:
-            await self._send("k", b"")
+            await self._send("k", self._standing())
+
+    def runs_by(self, clock: RunClock) -> None:
+        """Which clock stands still when its sandbox does."""
+        self._run, self._stood_before_s = clock, clock.stood_s()
+
+    def _standing(self) -> bytes:
+        if self._run is None:
+            return b""
+        self._told_runs = self._run.runs
+        stood = f"{self._run.stood_s() - self._stood_before_s:.3f}".encode()
+        return stood if self._told_runs else stood + b" p"
 
     async def _send(self, frame: str, data: bytes, more: dict[str, str] | None = None) -> None:
         self._sent_at = self._clock.monotonic()
@@ -251,7 +261,7 @@ class Operation:
         if frame in ("i", "f"):
             self._input_frame(data, offset, end=frame == "f")
         elif frame == "w":
-            self._confirm(_count(data))
+            self._confirm(count(data))
         elif frame == "s":
             self._signal(data.decode("ascii", "replace").upper().removeprefix("SIG"))
         elif frame == "z":
@@ -307,7 +317,7 @@ class Operation:
 
     def _resize(self, data: bytes) -> None:
         rows, sign, cols = data.partition(b" ")
-        size = Resize(_count(rows), _count(cols if sign else b""))
+        size = Resize(count(rows), count(cols if sign else b""))
         if not (0 < size.rows < 1 << 16 and 0 < size.cols < 1 << 16):
             raise InvalidRequest("a terminal's size is out of bounds", field="pty")
         waits, self._size = self._size is not None, size
@@ -386,10 +396,3 @@ class Operation:
     def _interrupt(self) -> None:
         if self.task and self._entered:
             self.task.cancel()
-
-
-def _count(data: bytes) -> int:
-    try:
-        return int(data)
-    except ValueError:
-        raise InvalidRequest("a count is a decimal number", field="count") from None

@@ -198,13 +198,26 @@ class AgentClient(asyncio.Protocol):
 
     async def list(self) -> list[Listed]:
         """Operations that run or wait to be acknowledged."""
+        answer = await self._ask(Msg.LIST)
+        return [_listed(r) for r in wire.split_records(answer, Tag.OP_ID)]
+
+    async def pause(self) -> None:
+        """Stops the commands' clock: no time limit runs out until :meth:`resume`."""
+        await self._ask(Msg.PAUSE)
+
+    async def resume(self) -> None:
+        """Lets the commands' clock go on."""
+        await self._ask(Msg.RESUME)
+
+    async def _ask(self, type_: int) -> bytes:
+        """The answer to a request that is one frame."""
         op = self._open()
         try:
-            self._send(Msg.LIST, op.id)
-            type_, value = await op.next()
-            if type_ == Msg.ERROR:
+            self._send(type_, op.id)
+            answer, value = await op.next()
+            if answer == Msg.ERROR:
                 raise value
-            return [_listed(r) for r in wire.split_records(value, Tag.OP_ID)]
+            return bytes(value)
         finally:
             self._ops.pop(op.id, None)
 
