@@ -29,6 +29,8 @@ from libdsec.errors import (
     DSecError,
     ExecFailed,
     ExecTimeout,
+    ExpectEnded,
+    ExpectTimeout,
     FileAlreadyExists,
     FileChanged,
     FileError,
@@ -54,11 +56,13 @@ from libdsec.errors import (
     Unsupported,
 )
 from libdsec.files import Files
+from libdsec.interaction import Found, Interaction
 from libdsec.jobs import Job
 from libdsec.ports import Connection, LocalAddress, Port
 from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info, TreeCopy
 from libdsec.sandbox import Sandbox
+from libdsec.sessions import Session
 
 __all__ = [
     "BadPath",
@@ -77,6 +81,8 @@ __all__ = [
     "ExecFailed",
     "ExecResult",
     "ExecTimeout",
+    "ExpectEnded",
+    "ExpectTimeout",
     "FileAlreadyExists",
     "FileChange",
     "FileChanged",
@@ -88,7 +94,9 @@ __all__ = [
     "FilePermissionDenied",
     "Files",
     "Forbidden",
+    "Found",
     "Info",
+    "Interaction",
     "InternalError",
     "InvalidRequest",
     "Job",
@@ -106,6 +114,7 @@ __all__ = [
     "QuotaExceeded",
     "Sandbox",
     "SandboxDied",
+    "Session",
     "StdinClosed",
     "TreeCopy",
     "Unauthenticated",

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from libdsec import _ids
+from libdsec._fileerrors import file_error
 from libdsec._operation import Operation
 from libdsec._wire import (
     CHUNK_BYTES,
@@ -22,7 +23,7 @@ from libdsec._wire import (
     plain_name,
     whole_name,
 )
-from libdsec.errors import FileChanged, InputLost, InternalError, StdinClosed, file_error
+from libdsec.errors import FileChanged, InputLost, InternalError, StdinClosed
 from libdsec.results import FileInfo
 
 if TYPE_CHECKING:

@@ -92,7 +92,7 @@ class Operation(Generic[R]):
         self._size: list[tuple[str, bytes]] = []
         self._heard = False
         self.sending, self.stood = _flow.Sending(), _flow.Stood()
-        self.last_output = self._heard_at = self._asked_at = time.monotonic()
+        self._heard_at = self._asked_at = time.monotonic()
         self.output: deque[tuple[str, bytes]] = deque()
         self._final: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._final.add_done_callback(_observe)
@@ -184,7 +184,6 @@ class Operation(Generic[R]):
             self.reattach()
             return
         if new:
-            self.last_output = time.monotonic()
             self.output.append((kind, new))
             self._changed.set()
 

@@ -177,6 +177,7 @@ class Door:
             call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
             clock=self._clock,
         )  # fmt: skip
+        op.takes_input = getattr(request, "stdin", False)
         op.runs_by(sandbox.clock)
         op.stays = verb.resume is not None and isinstance(sandbox.driver, Resumable)
         op.repeats = not verb.once(request)
