@@ -29,7 +29,10 @@ from libdsec.errors import (
     DSecError,
     ExecFailed,
     ExecTimeout,
+    ExpectEnded,
+    ExpectTimeout,
     FileAlreadyExists,
+    FileChanged,
     FileError,
     FileIsADirectory,
     FileNotADirectory,
@@ -53,11 +56,13 @@ from libdsec.errors import (
     Unsupported,
 )
 from libdsec.files import Files
+from libdsec.interaction import Found, Interaction
 from libdsec.jobs import Job
 from libdsec.ports import Connection, LocalAddress, Port
 from libdsec.process import Output, Process
-from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
+from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info, TreeCopy
 from libdsec.sandbox import Sandbox
+from libdsec.sessions import Session
 
 __all__ = [
     "BadPath",
@@ -76,8 +81,11 @@ __all__ = [
     "ExecFailed",
     "ExecResult",
     "ExecTimeout",
+    "ExpectEnded",
+    "ExpectTimeout",
     "FileAlreadyExists",
     "FileChange",
+    "FileChanged",
     "FileError",
     "FileInfo",
     "FileIsADirectory",
@@ -86,7 +94,9 @@ __all__ = [
     "FilePermissionDenied",
     "Files",
     "Forbidden",
+    "Found",
     "Info",
+    "Interaction",
     "InternalError",
     "InvalidRequest",
     "Job",
@@ -104,7 +114,9 @@ __all__ = [
     "QuotaExceeded",
     "Sandbox",
     "SandboxDied",
+    "Session",
     "StdinClosed",
+    "TreeCopy",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",

@@ -13,14 +13,17 @@ from libdsec._faces import FACES
 
 TARGET = Path(__file__).with_name("sync.pyi")
 RENAMED = {
-    "AsyncIterator": "Iterator", "__aenter__": "__enter__", "__aexit__": "__exit__",
-    "__anext__": "__next__", "__aiter__": "__iter__", "AsyncClient": "Client",
+    "AsyncIterator": "Iterator", "AsyncIterable": "Iterable", "AsyncClient": "Client",
+    "__aenter__": "__enter__", "__aexit__": "__exit__",
+    "__anext__": "__next__", "__aiter__": "__iter__",
 }  # fmt: skip
 KEPT_DUNDERS = frozenset({"__init__", "__aenter__", "__aexit__", "__anext__", "__aiter__"})
 ATTRIBUTES = {
     "Connection": {"port": "int"},
     "Port": {"port": "int"},
     "Process": {"stdout": "Output", "stderr": "Output"},
+    "Interaction": {"process": "Process"},
+    "Session": {"name": "str"},
     "Sandbox": {
         "uid": "str", "project": "str", "state": "str", "job": "str | None",
         "labels": "dict[str, str]", "files": "Files",
@@ -114,7 +117,8 @@ def _imports(used: set[str]) -> list[str]:
                 )
                 lines |= {f"from {node.module} import {n}" for n in wanted}
     defined = {
-        "LocalPath": "files", "Progress": "files", "OnProgress": "managers", "OnError": "ports",
+        "LocalPath": "files", "OnProgress": "managers", "OnError": "ports",
+        "Pattern": "interaction",
     }  # fmt: skip
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}
     lines |= {"from httpx import Client"} & {f"from httpx import {n}" for n in used}
@@ -128,7 +132,8 @@ def source() -> str:
     again = (n for n in libdsec.__all__ if n not in FACES)
     exported = [f"from libdsec import {n} as {n}" for n in again]
     constants = _constants(used)
-    parts = [HEADER, *_imports(used), *exported, "", *constants, "", *classes]
+    imports = _imports(used - {line.partition(":")[0] for line in constants})
+    parts = [HEADER, *imports, *exported, "", *constants, "", *classes]
     return "\n".join(parts) + "\n"
 
 
@@ -138,8 +143,14 @@ def _constants(used: set[str]) -> list[str]:
     for source, _ in FACES.values():
         module = inspect.getmodule(source)
         values = vars(module).items()
-        found += [f"{n}: {type(v).__name__}" for n, v in values if n.isupper() and n in used]
+        found += [f"{n}: {_typed(v)}" for n, v in values if n.isupper() and n in used]
     return sorted(set(found))
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"tuple[{', '.join(type(item).__name__ for item in value)}]"
+    return type(value).__name__
 
 
 if __name__ == "__main__":

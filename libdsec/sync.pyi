@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from httpx import Client
+from libdsec._local import OnBytes
+from libdsec._trees import OutsideLinks
 from libdsec._wire import AuditEntry
 from libdsec._wire import Finding
 from libdsec._wire import IamReply
@@ -17,10 +19,11 @@ from libdsec._wire import ProjectInfo
 from libdsec._wire import QuotaInfo
 from libdsec.args import Seconds
 from libdsec.files import LocalPath
-from libdsec.files import Progress
+from libdsec.interaction import Pattern
 from libdsec.managers import OnProgress
 from libdsec.ports import OnError
 from libdsec.process import OnOutput
+from libdsec.process import Stdin
 from typing import Any
 from typing import Literal
 from typing import overload
@@ -38,8 +41,11 @@ from libdsec import Event as Event
 from libdsec import ExecFailed as ExecFailed
 from libdsec import ExecResult as ExecResult
 from libdsec import ExecTimeout as ExecTimeout
+from libdsec import ExpectEnded as ExpectEnded
+from libdsec import ExpectTimeout as ExpectTimeout
 from libdsec import FileAlreadyExists as FileAlreadyExists
 from libdsec import FileChange as FileChange
+from libdsec import FileChanged as FileChanged
 from libdsec import FileError as FileError
 from libdsec import FileInfo as FileInfo
 from libdsec import FileIsADirectory as FileIsADirectory
@@ -47,6 +53,7 @@ from libdsec import FileNotADirectory as FileNotADirectory
 from libdsec import FileNotFound as FileNotFound
 from libdsec import FilePermissionDenied as FilePermissionDenied
 from libdsec import Forbidden as Forbidden
+from libdsec import Found as Found
 from libdsec import Info as Info
 from libdsec import InternalError as InternalError
 from libdsec import InvalidRequest as InvalidRequest
@@ -61,17 +68,21 @@ from libdsec import PortReset as PortReset
 from libdsec import QuotaExceeded as QuotaExceeded
 from libdsec import SandboxDied as SandboxDied
 from libdsec import StdinClosed as StdinClosed
+from libdsec import TreeCopy as TreeCopy
 from libdsec import Unauthenticated as Unauthenticated
 from libdsec import Unavailable as Unavailable
 from libdsec import Unsupported as Unsupported
 
+BUFFER_BYTES: int
 CREATE_S: float
 DIFF_LIMIT_BYTES: int
+EXPECT_S: float
 LEASE_S: float
 OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
 READY_S: float
 READ_BYTES: int
+TERMINAL_SIZE: tuple[int, int]
 WATCH_S: float
 
 class Images:
@@ -213,7 +224,10 @@ class Files:
     def read(self, path: str, text: Literal[True], *, offset: int=..., length: int | None=..., user: str | None=...) -> str:
         ...
 
-    def write(self, path: str, data: bytes | str, *, user: str | None=None, mode: int | None=None, append: bool=False) -> int:
+    def stream(self, path: str, *, offset: int=0, length: int | None=None, user: str | None=None) -> Iterator[bytes]:
+        ...
+
+    def write(self, path: str, data: bytes | str | Iterable[bytes] | Iterable[bytes], *, user: str | None=None, mode: int | None=None, append: bool=False) -> int:
         ...
 
     def append(self, path: str, data: bytes | str, *, user: str | None=None) -> int:
@@ -240,22 +254,22 @@ class Files:
     def glob(self, pattern: str, *, user: str | None=None) -> Sequence[FileInfo]:
         ...
 
-    def watch(self, path: str, *, recursive: bool=True, interval: Seconds=WATCH_S, user: str | None=None) -> Iterator[FileChange]:
+    def watch(self, path: str, *, recursive: bool=True, ready: bool=False, interval: Seconds=WATCH_S, user: str | None=None) -> Iterator[FileChange]:
         ...
 
     def diff(self, path: str='.', *, base: str='HEAD', user: str | None=None, limit_bytes: int=DIFF_LIMIT_BYTES) -> bytes:
         ...
 
-    def upload(self, local: LocalPath, remote: str, *, user: str | None=None, mode: int | None=None, progress: Progress | None=None) -> int:
+    def upload(self, local: LocalPath, remote: str, *, user: str | None=None, mode: int | None=None, on_progress: OnBytes | None=None) -> int:
         ...
 
-    def download(self, remote: str, local: LocalPath, *, user: str | None=None, progress: Progress | None=None) -> int:
+    def download(self, remote: str, local: LocalPath, *, user: str | None=None, on_progress: OnBytes | None=None) -> int:
         ...
 
-    def upload_tree(self, local: LocalPath, remote: str, *, user: str | None=None, progress: Progress | None=None) -> int:
+    def upload_tree(self, local: LocalPath, remote: str, *, user: str | None=None, exclude: Sequence[str]=(), skip_same: bool=True, on_progress: OnBytes | None=None) -> TreeCopy:
         ...
 
-    def download_tree(self, remote: str, local: LocalPath, *, user: str | None=None, progress: Progress | None=None) -> int:
+    def download_tree(self, remote: str, local: LocalPath, *, user: str | None=None, exclude: Sequence[str]=(), skip_same: bool=True, outside_links: OutsideLinks='refuse', on_progress: OnBytes | None=None) -> TreeCopy:
         ...
 class Output:
 
@@ -330,6 +344,9 @@ class Process:
     def op_id(self) -> str:
         ...
 
+    def interact(self, *, buffer_bytes: int=BUFFER_BYTES) -> Interaction:
+        ...
+
     def write(self, data: bytes | str) -> None:
         ...
 
@@ -349,6 +366,55 @@ class Process:
         ...
 
     def __enter__(self) -> Process:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
+        ...
+class Interaction:
+    process: Process
+
+    def send(self, data: bytes | str) -> None:
+        ...
+
+    def sendline(self, line: bytes | str='') -> None:
+        ...
+
+    def sendcontrol(self, key: str) -> None:
+        ...
+
+    def sendeof(self) -> None:
+        ...
+
+    def expect(self, *patterns: Pattern | Sequence[Pattern], timeout: Seconds=EXPECT_S) -> Found:
+        ...
+
+    def expect_end(self, *, timeout: Seconds=EXPECT_S) -> bytes:
+        ...
+
+    def wait(self, *, check: bool=False) -> ExecResult:
+        ...
+
+    def close(self) -> None:
+        ...
+
+    def __enter__(self) -> Interaction:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
+        ...
+class Session:
+    name: str
+
+    def run(self, cmd: str, *, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, check: bool=False, on_output: OnOutput | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, op_id: str | None=None) -> ExecResult:
+        ...
+
+    def interrupt(self) -> bool:
+        ...
+
+    def close(self) -> None:
+        ...
+
+    def __enter__(self) -> Session:
         ...
 
     def __exit__(self, *_exc: object) -> None:
@@ -378,10 +444,16 @@ class Sandbox:
     def run_shell(self, cmd: str, *, session: str='main', timeout: Seconds | None=None, user: str | None=None, check: bool=False, on_output: OnOutput | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, op_id: str | None=None) -> ExecResult:
         ...
 
-    def exec(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bytes | str | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, check: bool=False, on_output: OnOutput | None=None, op_id: str | None=None) -> ExecResult:
+    def session(self, name: str='main', *, cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None) -> Session:
         ...
 
-    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool=True, timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, pty: tuple[int, int] | None=None, op_id: str | None=None) -> Process:
+    def exec(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: Stdin | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, check: bool=False, on_output: OnOutput | None=None, op_id: str | None=None) -> ExecResult:
+        ...
+
+    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, pty: tuple[int, int] | None=None, op_id: str | None=None) -> Process:
+        ...
+
+    def interact(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, timeout: Seconds | None=None, pty: tuple[int, int] | None=TERMINAL_SIZE, buffer_bytes: int=BUFFER_BYTES, op_id: str | None=None) -> Interaction:
         ...
 
     def attach(self, op_id: str, *, offset: int=0) -> Process:

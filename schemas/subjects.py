@@ -291,6 +291,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "forwarded reads"),
     Subject("dsec.rpc.v1.scheduler.nodes", "core", "auth|burst", ("scheduler",), "IamQuery",
             "the fleet"),
+    Subject("dsec.rpc.v1.scheduler.layers", "core", "imagesvc", ("scheduler",),
+            "LayerUseQuery", "layers of living sandboxes"),
     Subject("dsec.rpc.v1.imagesvc.resolve", "core", "scheduler", ("imagesvc",),
             "ResolveRequest", "names to layers"),
     Subject("dsec.rpc.v1.imagesvc.images", "core", "auth", ("imagesvc",), "ImageQuery",
@@ -308,7 +310,7 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
     "sandbox.connect": ("connect", "io", "info"),
     "sandbox.files": (
         "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
-        "file_remove", "file_move",
+        "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
     ),
     "sandbox.get": ("info",),
 }  # fmt: skip

@@ -90,7 +90,7 @@ void op_kill(struct op *op)
     } else if (op->session && session_queued(op)) {
         op_exited(op, SIGKILL);
     } else if (op->session) {
-        session_end(op->session);
+        session_leave(op->session);
     } else {
         cg_leaf_kill(op->at.leaf, op->at.pid);
     }
@@ -233,7 +233,6 @@ static void forget_oldest(void)
 static void file_op_ended(struct op *op)
 {
     int sig = WIFSIGNALED(op->status) ? WTERMSIG(op->status) : 0;
-
     if (op->cancelled)
         put_error(&op->report, "unavailable", NULL, 0, "the file operation was cancelled");
     else if (sig == SIGKILL) /* by the limit or by the workload: never the node's fault */
@@ -241,8 +240,7 @@ static void file_op_ended(struct op *op)
                   "the file operation was killed: the sandbox is out of memory, "
                   "or something in it killed it");
     else
-        put_error(&op->report, "internal", NULL, 0,
-                  "the file operation was ended by signal %d", sig);
+        put_error(&op->report, "internal", NULL, 0, "the file operation was ended by signal %d", sig);
 }
 
 static void op_finish(struct op *op)
@@ -267,7 +265,7 @@ static void op_finish(struct op *op)
     op->done = true;
     finished_now = true;
     op->finished_seq = ++finished;
-    if (op->file && !op->attached)
+    if (op->file && !op->attached && (!op->stays || op->hung_up))
         op_free(op);
     else
         forget_oldest();
@@ -277,11 +275,12 @@ void op_tick(struct op *op, uint64_t now)
 {
     if (op->done)
         return;
-    if (op->deadline && !paused_at && now >= op->deadline && !op->killing && !op->reaped) {
+    if (!op->killing && !op->reaped && !paused_at && now >= op_limit(op)) {
         op->timed_out = true;
         op_kill(op);
     }
-    pty_tick(op, now);
+    hangup_tick(op, now);
+    session_tick(op, now);
     bool tree_gone = true;
     if (op->killing && op->session) {
         tree_gone = session_tree_gone(op) || now >= op->kill_end;
@@ -291,6 +290,8 @@ void op_tick(struct op *op, uint64_t now)
             cg_leaf_kill(op->at.leaf, op->at.pid);
         if (now >= op->kill_end && !op->reaped)
             op_exited(op, SIGKILL);
+    } else if (op->killing && now >= op->kill_end && !op->reaped) {
+        kill(op->at.pid, SIGKILL); /* it was stopped, or it hangs */
     }
     if (!op->reaped)
         return;
@@ -311,10 +312,12 @@ uint64_t op_next_due(const struct op *op, uint64_t now)
         return due;
     if (op->killing)
         return now + 1000000;
-    if (op->deadline && !op->reaped && !paused_at)
-        due = op->deadline;
+    if (!op->reaped && !paused_at)
+        due = op_limit(op);
     if (op->hangup_at && op->hangup_at < due && !paused_at)
         due = op->hangup_at;
+    if (op->session && op->session->interrupt_at && op->session->interrupt_at < due)
+        due = op->session->interrupt_at;
     if (op->reaped && !op->file && !pty_waits(op)) {
         uint64_t end = op->drain_idle < op->drain_end ? op->drain_idle : op->drain_end;
         if (end < due)

@@ -75,7 +75,7 @@ void op_refuse(uint32_t id, const char *code, const char *field, const char *mes
     buf_free(&b);
 }
 
-struct wish { uint64_t limit, timeout; bool merge, input, session; int commands; };
+struct wish { uint64_t limit, timeout, idle; bool merge, input, session; int commands; };
 
 static uint32_t size_of(const struct field *f)
 {
@@ -90,7 +90,8 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
     struct field f;
     int k;
     while ((k = next_field(&r, &f)) > 0) {
-        bool text = f.tag < T_TIMEOUT_NS || f.tag == T_SESSION || f.tag == T_PATH || f.tag == T_DST;
+        bool text = f.tag < T_TIMEOUT_NS || f.tag == T_SESSION || f.tag == T_PATH ||
+                    f.tag == T_DST || f.tag == T_SOURCE;
         if (text && memchr(f.v, 0, f.n))
             return f.tag == T_ENV ? "env" : f.tag == T_CWD ? "cwd" : f.tag == T_USER ? "user"
                  : f.tag == T_PATH || f.tag == T_DST ? "path" : "argv";
@@ -105,6 +106,7 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
         case T_ARGV: w->commands |= 1; break;
         case T_SHELL: w->commands |= 2; break;
         case T_TIMEOUT_NS: w->timeout = field_u64(&f); break;
+        case T_IDLE_NS: w->idle = field_u64(&f); break;
         case T_LIMIT: w->limit = field_u64(&f); break;
         case T_MERGE: w->merge = field_u64(&f); break;
         case T_STDIN: w->input = field_u64(&f); break;
@@ -113,7 +115,7 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
         case T_COLS: op->cols = size_of(&f); break;
         case T_CWD: case T_ENV: case T_USER: break;
         default:
-            if (f.tag < T_FOP || f.tag > T_PARENTS)
+            if (f.tag < T_FOP || f.tag > T_TIME_NS)
                 return "spec";
         }
     }
@@ -151,9 +153,11 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
         return;
     }
     op->file = file;
+    op->stays = file && op->key; /* an edge that comes back goes on with its input */
     op->merge = w.merge;
     op->oom_before = cg_oom_kills();
     op->timeout = w.timeout;
+    op->idle = w.idle;
     if (w.timeout && !w.session) /* in a session: once its turn has come */
         op->deadline = op->started + w.timeout;
     stream_init(&op->out[0], -1, !file && !op->rows, w.limit);
@@ -167,6 +171,17 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
             op_refuse(id, "unavailable", NULL, "the command cannot be launched");
         op_free(op);
     }
+}
+
+/* When its time is over: since it began, or without output. A terminal that waits for
+ * its reader is not silent. */
+uint64_t op_limit(const struct op *op)
+{
+    uint64_t end = op->deadline ? op->deadline : UINT64_MAX;
+    if (!op->idle || pty_waits(op) || (op->session && session_queued(op)))
+        return end;
+    uint64_t last = op->drain_idle > op->started ? op->drain_idle - DRAIN_IDLE_NS : op->started;
+    return last + op->idle < end ? last + op->idle : end;
 }
 
 void op_input(struct op *op, const uint8_t *p, size_t n)
@@ -233,7 +248,12 @@ void op_signal(struct op *op, int sig)
     if (sig == SIGKILL) {
         op->cancelled = true;
         op_kill(op);
-    } else if (sig && !op->reaped && !op->file && !op->session && !op_has_begun(op)) {
+    } else if (op->session) {
+        if (sig == SIGINT && !op->reaped && session_queued(op))
+            op_exited(op, SIGINT); /* its turn will not come */
+        else if (sig && !op->reaped && !session_queued(op))
+            session_signal(op->session, sig);
+    } else if (sig && !op->reaped && !op->file && !op_has_begun(op)) {
         if (op->waiting_count < SIGNALS_MAX)
             op->waiting[op->waiting_count++] = (uint8_t)sig;
     } else if (op->at.pid > 1 && !op->reaped && sig) {
@@ -265,12 +285,30 @@ void ops_disconnected(void)
         op->result_sent = false;
         if (op->dial.on && !op->done)
             dial_abort(op);
-        if ((op->file || op->dial.on) && op->done)
+        if (op->stays)
+            continue;
+        if ((op->file || op->dial.on) && op->done) {
             op_free(op);
-        else if (op->file) {
+        } else if (op->file) {
             op->cancelled = true; /* before its stdin ends, which would commit a write */
             op_kill(op);
         }
+    }
+}
+
+/* What only a client can go on with ends when none came back in time. */
+void hangup_tick(struct op *op, uint64_t now)
+{
+    if (!op->rows && !op->stays)
+        return;
+    if (op->attached) {
+        op->hangup_at = 0;
+    } else if (!op->hangup_at) {
+        op->hangup_at = now + HANGUP_NS;
+    } else if (now >= op->hangup_at && !op->hung_up && !paused_at) {
+        op->hung_up = true;
+        op->cancelled = true;
+        op_kill(op);
     }
 }
 
@@ -285,7 +323,7 @@ void ops_leave(void)
 void ops_list(struct buf *b)
 {
     for (int i = 0; i < ops_top; i++) {
-        if (!ops[i].used || ops[i].file || ops[i].dial.on)
+        if (!ops[i].used || (ops[i].file && !ops[i].stays) || ops[i].dial.on)
             continue;
         put_u64(b, T_OP_ID, ops[i].id);
         put_str(b, T_KEY, ops[i].key ? ops[i].key : "");

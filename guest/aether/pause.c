@@ -15,13 +15,15 @@ void ops_pause(void)
 void ops_resume(void)
 {
     uint64_t now = now_ns();
-    for (int i = 0; i < OPS_MAX && paused_at; i++) {
+    for (int i = 0; i < ops_top && paused_at; i++) {
         struct op *op = &ops[i];
         if (!op->used || op->done)
             continue;
         uint64_t stood = now - (op->started > paused_at ? op->started : paused_at);
         if (!op->reaped)
             op->started += stood;
+        if (op->drain_idle && !op->reaped) /* its last output */
+            op->drain_idle += stood;
         if (op->deadline)
             op->deadline += stood;
         if (op->hangup_at)

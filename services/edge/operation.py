@@ -21,6 +21,7 @@ from schemas.exec import (
     CHUNK_BYTES,
     HANGUP_S,
     HEADER_OFFSET,
+    HEADER_SOURCE,
     LATE_BYTES,
     WINDOW_BYTES,
     ExecReply,
@@ -69,6 +70,9 @@ class Operation:
         self.stays = False  # its command may outlive this process
         self.left = False  # and does
         self.takes_input = False
+        self.repeats = False  # to do it once more does no harm
+        self.again = False  # for a client that got no end of it elsewhere
+        self.source: str | None = None  # what the output is read from, in which state
         self.have = (0, 0)  # bytes of both streams that the client says it has
         self.final: bytes | None = None
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
@@ -136,7 +140,14 @@ class Operation:
             self._unconfirmed.append((offset, frame, data))
             self._sent += len(data)
             self.streamed[frame] += len(data)
-            await self._send(frame, data, {HEADER_OFFSET: str(offset)})
+            await self._send(frame, data, self._facts(offset))
+
+    def _facts(self, offset: int) -> dict[str, str]:
+        """The headers of a frame of output."""
+        facts = {HEADER_OFFSET: str(offset)}
+        if self.source is not None:
+            facts[HEADER_SOURCE] = self.source
+        return facts
 
     async def finish(self, final: bytes) -> None:
         """The final reply; nothing comes after it."""
@@ -147,7 +158,7 @@ class Operation:
     def asked_again(self, have: tuple[int, int]) -> None:
         """It begins for a client that asks again: ``have`` are the bytes of both streams
         that it has."""
-        self.have = have
+        self.have, self.again = have, True
 
     async def attach(self, reply_to: str) -> None:
         """Answers go to another connection of the same client from here on."""
@@ -155,7 +166,7 @@ class Operation:
             self._heard_at = self._clock.monotonic()
             await self._move(reply_to)
             for offset, frame, data in self._unconfirmed:
-                await self._send(frame, data, {HEADER_OFFSET: str(offset)})
+                await self._send(frame, data, self._facts(offset))
             if self.final is not None:
                 await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
                 return
@@ -176,7 +187,7 @@ class Operation:
             self._heard_at = self._clock.monotonic()
             self._moved, self._hole = True, False
             await self._move(reply_to)
-            if self.final is None and self._wants_input and not self._eof:
+            if self.final is None and self.takes_input and not self._eof:
                 await self._send("r", b"")
                 await self._send("a", str(self.taken + self._queued).encode())
             else:
@@ -188,13 +199,17 @@ class Operation:
                 await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
         self._confirm(offset)
 
+    def goes_on(self) -> None:
+        """Its output begins after what the client has from an earlier edge process."""
+        self._sent = self._confirmed = sum(self.have)
+        self.streamed = {"o": self.have[0], "e": self.have[1]}
+
     async def resumes(self, *, taken: int, terminal: bool) -> None:
         """Its command comes from an earlier edge process. Output goes on after what the
         client has (all of it comes again, of a terminal only what is new), input after
         the ``taken`` bytes."""
-        self._sent = self._confirmed = sum(self.have)
-        self.streamed = {"o": self.have[0], "e": self.have[1]}
-        self.terminal = terminal
+        self.goes_on()
+        self.terminal = self.terminal or terminal
         if self.streaming and not terminal:
             self._skip = {"stdout": self.have[0], "stderr": self.have[1]}
         if not self.takes_input:
@@ -317,8 +332,10 @@ class Operation:
 
     async def want_input(self) -> None:
         """Tells the client to send input."""
-        self._wants_input = True
+        self._wants_input = self.takes_input = True
         await self._send("r", b"")
+        if self.again:
+            await self._send("a", b"0")
 
     async def input(self) -> AsyncIterator[bytes]:
         """Chunks of input until its end."""

@@ -269,9 +269,9 @@ class AgentClient(asyncio.BufferedProtocol):
                 self._consumed(op, value)
             elif type_ == Msg.ERROR:
                 op.events.clear()
+                op.put(type_, value)  # it is over: there is nothing to kill and wait for
                 if pump and pump.done() and not pump.cancelled() and pump.exception():
                     pump.result()
-                op.put(type_, value)
                 raise value
             elif op.on_note is not None and type_ in NOTES:
                 await op.on_note(type_)

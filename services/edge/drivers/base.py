@@ -56,11 +56,13 @@ class BackendReport:
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One immutable read-only layer, present on this node. Paths are EROFS files:
-    ``meta`` (mountable) and ``data`` (its extra device, ``None`` when inline)."""
+    ``meta`` (mountable) and ``data`` (its extra device, ``None`` when inline).
+    ``origin``: the connection it is read through on demand, empty where it lies here."""
 
     digest: str
     meta: str
     data: str | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ class Resize:
 class ExecSpec:
     """One command. Exactly one of ``argv`` and ``shell`` is set; ``shell`` is run
     by ``/bin/sh -c`` (or as the next command of ``session`` when that is set).
-    ``timeout_s`` is enforced inside the sandbox and kills the whole tree.
+    ``timeout_s`` is enforced inside the sandbox and kills the whole tree, as does
+    ``idle_timeout_s`` after so long without output.
     ``output_limit_bytes`` is the budget of *each* stream: head and tail are kept,
     the middle is dropped and counted. ``pty`` puts the command on a controlling
     terminal of that size from its first moment on: its output is one stream
@@ -144,6 +147,7 @@ class ExecSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     timeout_s: float | None = None
+    idle_timeout_s: float | None = None
     output_limit_bytes: int = 10 * 1024 * 1024
     merge: bool = False
     stdin: bool = False
@@ -201,21 +205,6 @@ class ResumeIO(ExecIO, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FileInfo:
-    """One file. ``type`` is file, dir, symlink, fifo, socket, chr or blk; ``mode``
-    are the permission bits; ``mtime`` seconds since the epoch."""
-
-    path: str
-    type: str
-    size: int
-    mode: int
-    uid: int
-    gid: int
-    mtime: float
-    target: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Exited:
     """A sandbox died on its own (agent channel closed, OOM of the whole sandbox)."""
 
@@ -266,51 +255,6 @@ class Driver(Protocol):
         ...
 
 
-@runtime_checkable
-class Files(Protocol):
-    """Optional: files inside the sandbox, resolved inside its root as ``user``.
-
-    Errors: ``NotFound``, ``Forbidden`` or ``InvalidRequest`` whose ``field`` is
-    ``path`` and whose ``details["errno"]`` is the errno name (``ENOENT``,
-    ``EACCES``, ``EISDIR``, ``ENOTDIR``, ``ENOSPC``, ``ENOTREG`` for anything but
-    a regular file …)."""
-
-    def read(
-        self, handle: Handle, path: str, *, user: str | None, offset: int = 0,
-        length: int | None = None,
-    ) -> AsyncIterator[bytes]: ...  # fmt: skip
-
-    async def write(
-        self,
-        handle: Handle,
-        path: str,
-        chunks: AsyncIterator[bytes],
-        *,
-        user: str | None,
-        mode: int | None = None,
-        append: bool = False,
-    ) -> FileInfo:
-        """Creates missing parents, replaces atomically, returns the final file's
-        info: success means that the bytes are in the sandbox."""
-        ...  # fmt: skip
-
-    async def stat(self, handle: Handle, path: str, *, user: str | None) -> FileInfo: ...
-
-    async def list(self, handle: Handle, path: str, *, user: str | None) -> list[FileInfo]: ...
-
-    async def mkdir(
-        self, handle: Handle, path: str, *, user: str | None, mode: int = 0o755,
-        parents: bool = True,
-    ) -> None: ...  # fmt: skip
-
-    async def remove(
-        self, handle: Handle, path: str, *, user: str | None, recursive: bool = False
-    ) -> None: ...
-
-    async def move(self, handle: Handle, src: str, dst: str, *, user: str | None) -> None: ...
-
-
-@runtime_checkable
 class PortIO(Protocol):
     """The supervisor's side of one connection."""
 
