@@ -121,7 +121,8 @@ static int begin(struct session *s, struct op *op)
     free(text);
     buf_free(&op->in);
     session_begins(s);
-    if (!ok || write(s->ctl_fd, op->merge ? "m\n" : "g\n", 2) != 2)
+    bool told = write(s->ctl_fd, op->merge ? "m\n" : "g\n", 2) == 2;
+    if (!ok || (!told && errno != EPIPE)) /* EPIPE: it is dead, and will be reaped */
         return -1;
     s->current = op;
     op->out[0].fd = fcntl(s->out_fd, F_DUPFD_CLOEXEC, 3);
@@ -220,7 +221,7 @@ static void shell_lost(struct session *s, int status)
     char byte;
     bool began = s->in_text ||
                  (s->state_fd >= 0 && recv(s->state_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0);
-    if (op->session_fresh && !op->killing && !began && status == SIGKILL)
+    if (!op->killing && !began && WIFSIGNALED(status))
         put_error(&op->report, "unavailable", NULL, ECHILD,
                   "the session's shell was killed before it took the command");
     op_exited(op, status);
@@ -255,11 +256,11 @@ bool session_launched(uint32_t slot, int32_t pid)
     return false;
 }
 
-void session_reaped(pid_t pid, int status)
+void session_reaped(const struct end *end)
 {
     for (int i = 0; i < SESSIONS_MAX; i++) {
         struct session *s = &sessions[i];
-        if (!s->used || s->at.pid != pid)
+        if (!s->used || s->at.pid != end->pid)
             continue;
         session_state(s); /* a code or a failure that came before the end */
         s->dead = true;
@@ -268,10 +269,10 @@ void session_reaped(pid_t pid, int status)
             shell_drop(s);
             s->used = false;
         } else {
-            cg_leaf_kill(s->at.leaf, pid);
+            cg_leaf_kill(s->at.leaf, end->pid);
             op->session_ended = true;
             if (!op->reaped)
-                shell_lost(s, status);
+                shell_lost(s, end->status);
         }
         return;
     }
