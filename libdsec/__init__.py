@@ -29,6 +29,8 @@ from libdsec.errors import (
     DSecError,
     ExecFailed,
     ExecTimeout,
+    ExpectEnded,
+    ExpectTimeout,
     FileAlreadyExists,
     FileError,
     FileIsADirectory,
@@ -42,6 +44,9 @@ from libdsec.errors import (
     NotARegularFile,
     NotFound,
     PolicyDenied,
+    PortError,
+    PortRefused,
+    PortReset,
     QuotaExceeded,
     SandboxDied,
     StdinClosed,
@@ -50,15 +55,19 @@ from libdsec.errors import (
     Unsupported,
 )
 from libdsec.files import Files
+from libdsec.interaction import Found, Interaction
 from libdsec.jobs import Job
+from libdsec.ports import Connection, LocalAddress, Port
 from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
 from libdsec.sandbox import Sandbox
+from libdsec.sessions import Session
 
 __all__ = [
     "BadPath",
     "CapacityExhausted",
     "Conflict",
+    "Connection",
     "DSecClient",
     "DSecContainerRunArgs",
     "DSecError",
@@ -71,6 +80,8 @@ __all__ = [
     "ExecFailed",
     "ExecResult",
     "ExecTimeout",
+    "ExpectEnded",
+    "ExpectTimeout",
     "FileAlreadyExists",
     "FileChange",
     "FileError",
@@ -81,19 +92,27 @@ __all__ = [
     "FilePermissionDenied",
     "Files",
     "Forbidden",
+    "Found",
     "Info",
+    "Interaction",
     "InternalError",
     "InvalidRequest",
     "Job",
+    "LocalAddress",
     "NoSpaceLeft",
     "NotARegularFile",
     "NotFound",
     "Output",
     "PolicyDenied",
+    "Port",
+    "PortError",
+    "PortRefused",
+    "PortReset",
     "Process",
     "QuotaExceeded",
     "Sandbox",
     "SandboxDied",
+    "Session",
     "StdinClosed",
     "Unauthenticated",
     "Unavailable",

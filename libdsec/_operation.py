@@ -90,15 +90,13 @@ class Operation(Generic[R]):
         self._orders: list[tuple[str, bytes]] = []
         self._size: bytes | None = None
         self._heard = False
-        self.sending = _flow.Sending()
-        self.last_output = self._heard_at = self._asked_at = time.monotonic()
+        self.sending, self.stood = _flow.Sending(), _flow.Stood()
+        self._heard_at = self._asked_at = time.monotonic()
         self.output: deque[tuple[str, bytes]] = deque()
         self._final: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._final.add_done_callback(_observe)
         self._changed = asyncio.Event()
-        self._ready = False
-        self._repeat_input = False
-        self._input_ended = False
+        self._ready = self._repeat_input = self._input_ended = False
         self._asking: asyncio.Task[Any] | None = None
         self._retry_s = RETRY_S
         self._silences = 0
@@ -134,7 +132,8 @@ class Operation(Generic[R]):
         self._operations.rename(self, _ids.new())
         self._ready = False
         self._repeat_input = not self._joining
-        await self._ask({HEADER_HAVE: f"{self.receiving.have - self._errors} {self._errors}"})
+        have = f"{self.receiving.have - self._errors} {self._errors}"
+        await self._ask({HEADER_HAVE: have} if self._heard else None)
         size = [] if self._size is None else [("z", self._size)]
         for kind, data in [*self._orders, *size]:  # sent in vain where nobody listened
             await self._io(kind, data)
@@ -158,8 +157,10 @@ class Operation(Generic[R]):
             self._on_ready()
         elif kind == "x":
             self._on_final(data, offset)
-        elif kind == "k" and self.terminal:
-            self._operations.spawn(self._still_here())
+        elif kind == "k":
+            self.stood.told(data, self._heard_at)
+            if self.terminal:
+                self._operations.spawn(self._still_here())
 
     async def _still_here(self) -> None:
         """A client at a terminal that says nothing has hung up."""
@@ -184,7 +185,6 @@ class Operation(Generic[R]):
             self.reattach()
             return
         if new:
-            self.last_output = time.monotonic()
             self._errors += len(new) if kind == "e" else 0
             self.output.append((kind, new))
             self._changed.set()
@@ -277,6 +277,7 @@ class Operation(Generic[R]):
         if time.monotonic() - self._heard_at > UNREACHABLE_S:
             self.fail(self._given_up())
             return
+        self._asking = None  # the answer may come, and call for another, while we still send
         try:
             await self._attach()
         except DSecError as exc:

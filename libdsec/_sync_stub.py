@@ -14,11 +14,15 @@ from libdsec._faces import FACES
 TARGET = Path(__file__).with_name("sync.pyi")
 RENAMED = {
     "AsyncIterator": "Iterator", "__aenter__": "__enter__", "__aexit__": "__exit__",
-    "__anext__": "__next__", "__aiter__": "__iter__",
+    "__anext__": "__next__", "__aiter__": "__iter__", "AsyncClient": "Client",
 }  # fmt: skip
 KEPT_DUNDERS = frozenset({"__init__", "__aenter__", "__aexit__", "__anext__", "__aiter__"})
 ATTRIBUTES = {
+    "Connection": {"port": "int"},
+    "Port": {"port": "int"},
     "Process": {"stdout": "Output", "stderr": "Output"},
+    "Interaction": {"process": "Process"},
+    "Session": {"name": "str"},
     "Sandbox": {
         "uid": "str", "project": "str", "state": "str", "job": "str | None",
         "labels": "dict[str, str]", "files": "Files",
@@ -71,11 +75,23 @@ def _is_overload(node: ast.stmt) -> bool:
     return any(ast.unparse(d) == "overload" for d in getattr(node, "decorator_list", []))
 
 
-def _class(name: str, source: type) -> str:
+def _own(source: type) -> list[type]:
+    """The class and what of the SDK it inherits from."""
+    return [base for base in source.__mro__ if base.__module__.startswith("libdsec.")]
+
+
+def _node(source: type) -> ast.ClassDef:
     node = ast.parse(inspect.getsource(source)).body[0]
     assert isinstance(node, ast.ClassDef)
+    return node
+
+
+def _class(name: str, source: type) -> str:
     made = name == "DSecClient"
-    body = [n for n in node.body if _public(n) and (made or _name(n) != "__init__")]
+    nodes = [_node(base) for base in _own(source)]
+    node = nodes[0]
+    members = [n for found in nodes for n in found.body]
+    body = [n for n in members if _public(n) and (made or _name(n) != "__init__")]
     overloaded = {_name(n) for n in body if _is_overload(n)}
     body = [n for n in body if _is_overload(n) or _name(n) not in overloaded]
     node.body, node.bases, node.decorator_list = body, [], []
@@ -88,7 +104,7 @@ def _class(name: str, source: type) -> str:
 def _imports(used: set[str]) -> list[str]:
     """Import lines of the names that signatures use, found in the sources."""
     exported = {*FACES, *libdsec.__all__}
-    modules = {inspect.getmodule(source) for source, _ in FACES.values()}
+    modules = {inspect.getmodule(base) for source, _ in FACES.values() for base in _own(source)}
     lines: set[str] = set()
     for module in modules:
         assert module is not None
@@ -99,8 +115,12 @@ def _imports(used: set[str]) -> list[str]:
                     n for n in named if n in used and n not in exported and not n.isupper()
                 )
                 lines |= {f"from {node.module} import {n}" for n in wanted}
-    defined = {"LocalPath": "files", "Progress": "files", "OnProgress": "managers"}
+    defined = {
+        "LocalPath": "files", "Progress": "files", "OnProgress": "managers", "OnError": "ports",
+        "Pattern": "interaction",
+    }  # fmt: skip
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}
+    lines |= {"from httpx import Client"} & {f"from httpx import {n}" for n in used}
     return sorted(lines)
 
 
@@ -111,7 +131,8 @@ def source() -> str:
     again = (n for n in libdsec.__all__ if n not in FACES)
     exported = [f"from libdsec import {n} as {n}" for n in again]
     constants = _constants(used)
-    parts = [HEADER, *_imports(used), *exported, "", *constants, "", *classes]
+    imports = _imports(used - {line.partition(":")[0] for line in constants})
+    parts = [HEADER, *imports, *exported, "", *constants, "", *classes]
     return "\n".join(parts) + "\n"
 
 
@@ -121,8 +142,14 @@ def _constants(used: set[str]) -> list[str]:
     for source, _ in FACES.values():
         module = inspect.getmodule(source)
         values = vars(module).items()
-        found += [f"{n}: {type(v).__name__}" for n, v in values if n.isupper() and n in used]
+        found += [f"{n}: {_typed(v)}" for n, v in values if n.isupper() and n in used]
     return sorted(set(found))
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"tuple[{', '.join(type(item).__name__ for item in value)}]"
+    return type(value).__name__
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ void op_exited(struct op *op, int status)
     uint64_t now = now_ns();
     op->reaped = true;
     op->status = status;
-    op->duration = now - op->started;
+    op->duration = op_ran(op, now);
     op->drain_idle = now + DRAIN_IDLE_NS;
     op->drain_end = now + DRAIN_MAX_NS;
     if (op->in_fd >= 0)
@@ -131,6 +131,10 @@ void op_kill(struct op *op)
 {
     if (op->done)
         return;
+    if (op->dial.on) {
+        dial_abort(op);
+        return;
+    }
     if (!op->killing)
         op->kill_end = now_ns() + KILL_MAX_NS;
     op->killing = true;
@@ -140,7 +144,7 @@ void op_kill(struct op *op)
     } else if (op->session && session_queued(op)) {
         op_exited(op, SIGKILL);
     } else if (op->session) {
-        session_end(op->session);
+        session_leave(op->session);
     } else {
         cg_leaf_kill(op->at.leaf, op->at.pid);
     }
@@ -177,14 +181,6 @@ void op_lost(int leaf)
     }
 }
 
-/* Gives up the places of finished commands: done after their answers were sent. */
-void ops_leave(void)
-{
-    for (int i = 0; i < OPS_MAX; i++)
-        if (ops[i].used && ops[i].done && ops[i].at.leaf >= 0)
-            place_leave(&ops[i].at);
-}
-
 void op_read(struct op *op, int which)
 {
     static uint8_t scratch[256 << 10];
@@ -199,11 +195,15 @@ void op_read(struct op *op, int which)
     if (k < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (k <= 0) {
+        if (op->dial.on)
+            dial_output_end(op, k ? errno : 0);
         close(s->fd);
         s->fd = -1;
         return;
     }
     op->drain_idle = now_ns() + DRAIN_IDLE_NS;
+    if (op->dial.on)
+        dial_ack(s->fd);
     if (s->retain) {
         stream_push(s, scratch, (size_t)k);
     } else {
@@ -324,11 +324,12 @@ void op_tick(struct op *op, uint64_t now)
 {
     if (op->done)
         return;
-    if (op->deadline && now >= op->deadline && !op->killing && !op->reaped) {
+    if (!op->killing && !op->reaped && !paused_at && now >= op_limit(op)) {
         op->timed_out = true;
         op_kill(op);
     }
     pty_tick(op, now);
+    session_tick(op, now);
     bool tree_gone = true;
     if (op->killing && op->session) {
         tree_gone = session_tree_gone(op) || now >= op->kill_end;
@@ -358,10 +359,12 @@ uint64_t op_next_due(const struct op *op, uint64_t now)
         return due;
     if (op->killing)
         return now + 1000000;
-    if (op->deadline && !op->reaped)
-        due = op->deadline;
-    if (op->hangup_at && op->hangup_at < due)
+    if (!op->reaped && !paused_at)
+        due = op_limit(op);
+    if (op->hangup_at && op->hangup_at < due && !paused_at)
         due = op->hangup_at;
+    if (op->session && op->session->interrupt_at && op->session->interrupt_at < due)
+        due = op->session->interrupt_at;
     if (op->reaped && !op->file && !pty_waits(op)) {
         uint64_t end = op->drain_idle < op->drain_end ? op->drain_idle : op->drain_end;
         if (end < due)

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 struct op ops[OPS_MAX];
@@ -21,7 +22,7 @@ struct op *op_by_id(uint32_t id)
     return NULL;
 }
 
-struct op *op_new(uint32_t id)
+static struct op *op_new(uint32_t id)
 {
     for (int i = 0; i < OPS_MAX; i++) {
         if (ops[i].used)
@@ -31,7 +32,7 @@ struct op *op_new(uint32_t id)
         op->used = op->attached = true;
         op->id = id;
         op->in_fd = op->status_fd = op->at.leaf = op->out[0].fd = op->out[1].fd = -1;
-        op->tty_fd = -1;
+        op->tty_fd = op->dial.fd = -1;
         op->started = now_ns();
         if (id >= next_id)
             next_id = id + 1;
@@ -50,6 +51,8 @@ void op_free(struct op *op)
         close(op->status_fd);
     if (op->tty_fd >= 0)
         close(op->tty_fd);
+    if (op->dial.fd >= 0)
+        close(op->dial.fd);
     if (op->at.leaf >= 0 || op->at.nest)
         place_leave(&op->at);
     buf_free(&op->in);
@@ -67,7 +70,7 @@ void op_refuse(uint32_t id, const char *code, const char *field, const char *mes
     buf_free(&b);
 }
 
-struct wish { uint64_t limit, timeout; bool merge, input, session; int commands; };
+struct wish { uint64_t limit, timeout, idle; bool merge, input, session; int commands; };
 
 static uint32_t size_of(const struct field *f)
 {
@@ -97,6 +100,7 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
         case T_ARGV: w->commands |= 1; break;
         case T_SHELL: w->commands |= 2; break;
         case T_TIMEOUT_NS: w->timeout = field_u64(&f); break;
+        case T_IDLE_NS: w->idle = field_u64(&f); break;
         case T_LIMIT: w->limit = field_u64(&f); break;
         case T_MERGE: w->merge = field_u64(&f); break;
         case T_STDIN: w->input = field_u64(&f); break;
@@ -112,22 +116,25 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
     return k < 0 ? "spec" : NULL;
 }
 
+/* A new operation; NULL where it was refused. */
+struct op *op_admit(uint32_t id)
+{
+    struct op *op = NULL;
+    if (!set_up) /* nothing ever runs outside the workload's groups */
+        op_refuse(id, "unavailable", NULL, "the agent was not set up");
+    else if (op_by_id(id))
+        op_refuse(id, "conflict", "op_id", "the operation id is in use");
+    else if (!(op = op_new(id)))
+        op_refuse(id, "capacity_exhausted", NULL, "too many operations in this sandbox");
+    return op;
+}
+
 void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
 {
     struct wish w = {.limit = 10u << 20};
-    if (!set_up) { /* nothing ever runs outside the workload's groups */
-        op_refuse(id, "unavailable", NULL, "the agent was not set up");
+    struct op *op = op_admit(id);
+    if (!op)
         return;
-    }
-    if (op_by_id(id)) {
-        op_refuse(id, "conflict", "op_id", "the operation id is in use");
-        return;
-    }
-    struct op *op = op_new(id);
-    if (!op) {
-        op_refuse(id, "capacity_exhausted", NULL, "too many operations in this sandbox");
-        return;
-    }
     const char *bad = check(p, n, &w, op);
     if (!bad && !file && w.commands != 1 && w.commands != 2)
         bad = "argv";
@@ -143,6 +150,7 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
     op->merge = w.merge;
     op->oom_before = cg_oom_kills();
     op->timeout = w.timeout;
+    op->idle = w.idle;
     if (w.timeout && !w.session) /* in a session: once its turn has come */
         op->deadline = op->started + w.timeout;
     stream_init(&op->out[0], -1, !file && !op->rows, w.limit);
@@ -156,6 +164,17 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
             op_refuse(id, "unavailable", NULL, "the command cannot be launched");
         op_free(op);
     }
+}
+
+/* When its time is over: since it began, or without output. A terminal that waits for
+ * its reader is not silent. */
+uint64_t op_limit(const struct op *op)
+{
+    uint64_t end = op->deadline ? op->deadline : UINT64_MAX;
+    if (!op->idle || pty_waits(op) || (op->session && session_queued(op)))
+        return end;
+    uint64_t last = op->drain_idle > op->started ? op->drain_idle - DRAIN_IDLE_NS : op->started;
+    return last + op->idle < end ? last + op->idle : end;
 }
 
 void op_input(struct op *op, const uint8_t *p, size_t n)
@@ -186,6 +205,7 @@ void op_write_stdin(struct op *op)
         if (k < 0 && errno == EAGAIN)
             break;
         if (k <= 0) { /* EPIPE: nobody reads any more */
+            op->dial.err = errno;
             at = op->in.len;
             op->in_eof = true;
             break;
@@ -201,6 +221,8 @@ void op_write_stdin(struct op *op)
     }
     if (op->in_eof && !op->in.len) {
         pty_input_end(op);
+        if (op->dial.on)
+            shutdown(op->in_fd, SHUT_WR);
         close(op->in_fd);
         op->in_fd = -1;
     }
@@ -218,7 +240,12 @@ void op_signal(struct op *op, int sig)
     if (sig == SIGKILL) {
         op->cancelled = true;
         op_kill(op);
-    } else if (sig && !op->reaped && !op->file && !op->session && !op_has_begun(op)) {
+    } else if (op->session) {
+        if (sig == SIGINT && !op->reaped && session_queued(op))
+            op_exited(op, SIGINT); /* its turn will not come */
+        else if (sig && !op->reaped && !session_queued(op))
+            session_signal(op->session, sig);
+    } else if (sig && !op->reaped && !op->file && !op_has_begun(op)) {
         if (op->waiting_count < SIGNALS_MAX)
             op->waiting[op->waiting_count++] = (uint8_t)sig;
     } else if (op->at.pid > 1 && !op->reaped && sig) {
@@ -248,7 +275,9 @@ void ops_disconnected(void)
             continue;
         op->attached = false;
         op->result_sent = false;
-        if (op->file && op->done)
+        if (op->dial.on && !op->done)
+            dial_abort(op);
+        if ((op->file || op->dial.on) && op->done)
             op_free(op);
         else if (op->file) {
             op->cancelled = true; /* before its stdin ends, which would commit a write */
@@ -257,10 +286,18 @@ void ops_disconnected(void)
     }
 }
 
+/* Gives up the places of finished commands: done after their answers were sent. */
+void ops_leave(void)
+{
+    for (int i = 0; i < OPS_MAX; i++)
+        if (ops[i].used && ops[i].done && ops[i].at.leaf >= 0)
+            place_leave(&ops[i].at);
+}
+
 void ops_list(struct buf *b)
 {
     for (int i = 0; i < OPS_MAX; i++) {
-        if (!ops[i].used || ops[i].file)
+        if (!ops[i].used || ops[i].file || ops[i].dial.on)
             continue;
         put_u64(b, T_OP_ID, ops[i].id);
         put_str(b, T_KEY, ops[i].key ? ops[i].key : "");

@@ -23,11 +23,14 @@ from services.edge.drivers.base import Driver
 from services.edge.handlers import Commands
 from services.edge.heartbeat import Presence
 from services.edge.journal import Journal
-from services.edge.layers.locate import Locator
+from services.edge.layers.client import LayerService
+from services.edge.layers.locate import locator
+from services.edge.layers.watch import Watch
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
+from shared.blobs.opening import is_remote
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.consumer import BatchConsumer
@@ -49,17 +52,19 @@ class Edge:
         clock = SystemClock()
         settings.state_path.mkdir(parents=True, exist_ok=True)
         settings.state_path.chmod(0o700)  # specs and files of sandboxes are below it
-        self._lock = _lock(settings)
+        self._lock = lock(settings)
         self.link = Link()
         self.journal = Journal(settings.state_path / "journal.db")
         self.observer = Observer(
             node=settings.node, epoch=self.epoch, link=self.link, journal=self.journal
         )
+        layers = LayerService(settings.layers_path)
+        self.watch = Watch(layers, node=settings.node, link=self.link)
         self.meter = probe.Meter(settings.state_path)
         limits = probe.limits(settings)
         self.supervisor = Supervisor(
-            _drivers(settings), journal=self.journal, observer=self.observer,
-            locator=Locator(settings.store_url), clock=clock,
+            drivers(settings), journal=self.journal, observer=self.observer,
+            locator=locator(settings.store_url, layers), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
                 stop_timeout_s=settings.stop_timeout_s,
@@ -71,6 +76,7 @@ class Edge:
             self.supervisor, node=settings.node, link=self.link, journal=self.journal,
             observer=self.observer, clock=clock, ops_per_sandbox=settings.ops_per_sandbox,
             ops_per_node=settings.ops_per_node,
+            connections_per_sandbox=settings.connections_per_sandbox,
         )  # fmt: skip
         self.presence = Presence(
             self.supervisor, settings=settings, epoch=self.epoch, limits=limits,
@@ -87,6 +93,7 @@ class Edge:
         if self.settings.health_port:
             await self.health.serve(self.settings.health_port)
         stopping = asyncio.ensure_future(stop.wait())
+        watching = asyncio.ensure_future(self._watched())
         try:
             while not stop.is_set():
                 connected = asyncio.ensure_future(self._connected())
@@ -98,9 +105,15 @@ class Edge:
                     await connected
         finally:
             stopping.cancel()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
             await self.supervisor.close()
             await self.health.close()
             self._lock.close()
+
+    async def _watched(self) -> None:
+        if is_remote(self.settings.store_url):
+            await self.watch.run()
 
     async def _connected(self) -> None:
         """One connection, from its making to its end for good."""
@@ -139,17 +152,18 @@ class Edge:
             log.debug("closing the bus: %r", exc)
 
 
-def _drivers(settings: Settings) -> dict[str, Driver]:
-    drivers: dict[str, Driver] = {}
+def drivers(settings: Settings) -> dict[str, Driver]:
+    """The node's drivers, not opened."""
+    made: dict[str, Driver] = {}
     for name in settings.driver_names:
         folder = settings.state_path / "drivers" / name
         folder.mkdir(parents=True, exist_ok=True)
         config = registry.DriverConfig(settings.node, folder, registry.options(name, os.environ))
-        drivers[name] = registry.create(name, config)
-    return drivers
+        made[name] = registry.create(name, config)
+    return made
 
 
-def _lock(settings: Settings) -> IO[str]:
+def lock(settings: Settings) -> IO[str]:
     """One edge a state folder: two would each take the other's sandboxes for leftovers."""
     file = (settings.state_path / "lock").open("w")
     try:

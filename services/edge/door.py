@@ -38,6 +38,7 @@ from services.edge.journal import Journal
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
+from services.edge.ports import Room
 from services.edge.supervisor import Supervisor
 from services.edge.verbs import VERBS, Verb, resume_exec
 from shared import ids, lifecycle, telemetry
@@ -71,6 +72,7 @@ class Door:
     def __init__(
         self, supervisor: Supervisor, *, node: str, link: Link, journal: Journal,
         observer: Observer, clock: Clock, ops_per_sandbox: int, ops_per_node: int,
+        connections_per_sandbox: int,
     ) -> None:  # fmt: skip
         self._supervisor = supervisor
         self._node = node
@@ -80,6 +82,7 @@ class Door:
         self._clock = clock
         self._ops_per_sandbox = ops_per_sandbox
         self._ops_per_node = ops_per_node
+        self._room = Room(connections_per_sandbox)
         self._running: dict[Key, Operation] = {}
         self._finished = Finished(clock)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,8 +130,12 @@ class Door:
             return  # it is over, or somebody else's
         if op.call.project != call.project:
             return
+        if frame in calls.USES:
+            sandbox = self._supervisor.find(call.project, call.uid)
+            if sandbox is not None:
+                sandbox.nudge()
         try:
-            op.received(frame, msg.data, _offset(headers.get(HEADER_OFFSET)))
+            op.received(frame, msg.data, calls.offset(headers.get(HEADER_OFFSET)))
         except InvalidRequest as exc:
             op.abort(exc)
 
@@ -160,19 +167,24 @@ class Door:
             again = known.join(msg.reply, request.offset) if joins else known.attach(msg.reply)
             self._spawn(again)
             return
-        if sandbox.busy >= self._ops_per_sandbox:
-            raise _full(f"{sandbox.busy} operations run in this sandbox")
+        busy = sandbox.activity.count - self._room.held(call.uid)
+        if busy >= self._ops_per_sandbox:
+            raise _full(f"{busy} operations run in this sandbox")
         if len(self._running) >= self._ops_per_node:
             raise _full(f"{len(self._running)} operations run on this node")
-        op = Operation(
+        op = verb.operation(
             call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
             clock=self._clock,
         )  # fmt: skip
+        op.takes_input = getattr(request, "stdin", False)
+        op.runs_by(sandbox.clock)
         op.stays = verb.reply is ExecReply and isinstance(sandbox.driver, Resumable)
-        op.have = _have((msg.headers or {}).get(HEADER_HAVE))
+        if have := (msg.headers or {}).get(HEADER_HAVE):
+            op.asked_again(calls.have(have))
+        self._room.enter(call)
         self._running[key] = op
         if verb.wakes:  # looking at a sandbox is no activity
-            sandbox.enter(op, op.abort)
+            sandbox.activity.enter(op, op.abort)
         trace = (msg.headers or {}).get(HEADER_TRACE)
         op.task = self._spawn(self._perform(op, sandbox, verb, request, msg.data, trace))
 
@@ -199,15 +211,15 @@ class Door:
             error = Internal(f"{type(exc).__name__} in {op.call.verb}")
         finally:
             if verb.wakes:
-                sandbox.leave(op)
+                sandbox.activity.leave(op)
         if error is not None:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
         await self._finish(op, verb, reply, error, body)
 
     async def _once(self, op: Operation, sandbox: Sandbox, verb: Verb, request: Any) -> Any:
         verb.check(request)
-        if verb.wakes:
-            await sandbox.ready()
+        if verb.wakes and sandbox.state != "running":
+            await self._awake(op, sandbox, once=verb.once(request))
         if verb.once(request):
             uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
             joins = not hash_
@@ -225,8 +237,18 @@ class Door:
                 op.begun = True
                 return await _repeated(row, op, sandbox, verb, request)
             op.claimed = True
+        if verb.wakes:  # it may have been paused meanwhile
+            await sandbox.ready()
         op.begun = True
         return await verb.run(sandbox, request, op)
+
+    async def _awake(self, op: Operation, sandbox: Sandbox, *, once: bool) -> None:
+        """Before an intent is noted: a resume may take long, or fail. To follow again
+        what was begun needs none."""
+        await sandbox.found()
+        uid, op_id = sandbox.uid, op.op_id
+        if not once or not await self._journal.run(lambda db: records.find_exec(db, uid, op_id)):
+            await sandbox.ready()
 
     def _cut_short(self, op: Operation, verb: Verb) -> tuple[DsecError | None, Any]:
         if op.aborted is not None:
@@ -263,6 +285,7 @@ class Door:
                 changes.append(records.exec_ended(*key, _recorded(op, reply, final)))
         await op.finish(final)
         self._running.pop(key, None)
+        self._room.leave(op.call)
         if op.begun and not _did_not_begin(error):
             self._finished.put(key, op)
         self._record(op.call, body, error, changes)
@@ -325,14 +348,6 @@ class Door:
             self._finished.expire()
 
 
-def _offset(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isdigit():
-        raise InvalidRequest("an offset is a decimal number", field=HEADER_OFFSET)
-    return int(text)
-
-
 def _full(text: str) -> Unavailable:
     return Unavailable(f"the door is full: {text}", retry_after_s=RETRY_AFTER_S)
 
@@ -348,14 +363,6 @@ def _death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
 
 def _did_not_begin(error: DsecError | None) -> bool:
     return isinstance(error, Unavailable | CapacityExhausted)
-
-
-def _have(text: str | None) -> tuple[int, int]:
-    """What output a client has that asks again."""
-    counts = (text or "0 0").split(" ")
-    if len(counts) != 2 or not all(c.isdigit() and len(c) < 20 for c in counts):
-        raise InvalidRequest("two decimal numbers", field=HEADER_HAVE)
-    return int(counts[0]), int(counts[1])
 
 
 async def _repeated(

@@ -20,13 +20,13 @@ from schemas.base import HEADER_FRAME, encode
 from schemas.exec import CHUNK_BYTES, HANGUP_S, HEADER_OFFSET, WINDOW_BYTES, ExecReply
 from services.edge.calls import Call
 from services.edge.drivers.base import Resize, Stream
+from services.edge.runclock import RunClock
 from shared.clock import Clock
 from shared.errors import Conflict, DeadlineExceeded, DsecError, InvalidRequest
 from shared.wire import to_wire
 
 STALL_S = 300.0
 """Longest wait for a client that confirms no output."""
-ACK_EVERY_BYTES = WINDOW_BYTES // 4
 RETAINED_BYTES = 1024 * 1024
 """Confirmed output that is kept for a client that joins."""
 MAX_CONTROL = 64
@@ -46,6 +46,11 @@ Send = Callable[[str, bytes, dict[str, str]], Awaitable[None]]
 class Operation:
     """The edge's side of one operation; the drivers' :class:`ExecIO`."""
 
+    window_bytes = WINDOW_BYTES
+    retained_max_bytes = RETAINED_BYTES
+    may_stall = False  # a client that confirms nothing is waited for
+    terminal = False  # a silent client has hung up
+
     def __init__(
         self, call: Call, op_id: str, *, hash_: bytes, reply_to: str, send: Send, clock: Clock
     ) -> None:
@@ -62,7 +67,6 @@ class Operation:
         self.stays = False  # its command may outlive this process
         self.left = False  # and does
         self.takes_input = False
-        self.terminal = False  # a silent client has hung up
         self.have = (0, 0)  # bytes of both streams that the client says it has
         self.final: bytes | None = None
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
@@ -87,6 +91,8 @@ class Operation:
         self._moved = self._entered = False
         self._wants_input = False
         self._told_taken = 0
+        self._run: RunClock | None = None
+        self._stood_before_s, self._told_runs = 0.0, True
         self._arrived = asyncio.Event()
         self._control: asyncio.Queue[str | None] = asyncio.Queue(MAX_CONTROL)
         self._size: Resize | None = None
@@ -106,10 +112,10 @@ class Operation:
             await self._frame(FRAME_OF[stream], bytes(data[start : start + CHUNK_BYTES]))
 
     async def _frame(self, frame: str, data: bytes) -> None:
-        while self._sent - self._confirmed + len(data) > WINDOW_BYTES:
+        while self._sent - self._confirmed + len(data) > self.window_bytes:
             self._room.clear()
             try:
-                async with asyncio.timeout(STALL_S):
+                async with asyncio.timeout(None if self.may_stall else STALL_S):
                     await self._room.wait()
             except TimeoutError:
                 raise DeadlineExceeded(f"the reader took nothing for {STALL_S:g} s") from None
@@ -125,6 +131,11 @@ class Operation:
         async with self._sending:
             self.final = final
             await self._send("x", final, {HEADER_OFFSET: str(self._sent)})
+
+    def asked_again(self, have: tuple[int, int]) -> None:
+        """It begins for a client that asks again: ``have`` are the bytes of both streams
+        that it has."""
+        self.have = have
 
     async def attach(self, reply_to: str) -> None:
         """Answers go to another connection of the same client from here on."""
@@ -151,7 +162,7 @@ class Operation:
             self._heard_at = self._clock.monotonic()
             self._moved, self._hole = True, False
             await self._move(reply_to)
-            if self.final is None and self._wants_input and not self._eof:
+            if self.final is None and self.takes_input and not self._eof:
                 await self._send("r", b"")
                 await self._send("a", str(self.taken + self._queued).encode())
             else:
@@ -199,10 +210,23 @@ class Operation:
             return
         now = self._clock.monotonic()
         unheard_s = now - self._heard_at if self.terminal else 0.0
+        if self._run is not None and self._run.runs != self._told_runs:
+            silent_s = 0.0  # news: the client's clocks stop and go with the sandbox
         if unheard_s >= HANGUP_S:
             self.cancel()
         elif now - self._sent_at >= silent_s or unheard_s >= silent_s:
-            await self._send("k", b"")
+            await self._send("k", self._standing())
+
+    def runs_by(self, clock: RunClock) -> None:
+        """Which clock stands still when its sandbox does."""
+        self._run, self._stood_before_s = clock, clock.stood_s()
+
+    def _standing(self) -> bytes:
+        if self._run is None:
+            return b""
+        self._told_runs = self._run.runs
+        stood = f"{self._run.stood_s() - self._stood_before_s:.3f}".encode()
+        return stood if self._told_runs else stood + b" p"
 
     async def _send(self, frame: str, data: bytes, more: dict[str, str] | None = None) -> None:
         self._sent_at = self._clock.monotonic()
@@ -244,9 +268,9 @@ class Operation:
             data = data[have - offset :]  # what came before came twice
         if data and self._eof:
             raise InvalidRequest("input after its end", field="stdin")
-        if len(data) > CHUNK_BYTES or self._queued + len(data) > WINDOW_BYTES:
+        if len(data) > CHUNK_BYTES or self._queued + len(data) > self.window_bytes:
             raise InvalidRequest(
-                f"more than {WINDOW_BYTES} bytes of input not taken yet", field="stdin"
+                f"more than {self.window_bytes} bytes of input not taken yet", field="stdin"
             )
         if data:
             self._queued += len(data)
@@ -266,7 +290,7 @@ class Operation:
     def _retain(self, frame: Frame) -> None:
         self._retained.append(frame)
         self._retained_bytes += len(frame[2])
-        while self._retained_bytes > RETAINED_BYTES:
+        while self._retained_bytes > self.retained_max_bytes:
             self._retained_bytes -= len(self._retained.popleft()[2])
 
     def _signal(self, name: str) -> None:
@@ -298,7 +322,7 @@ class Operation:
 
     async def want_input(self) -> None:
         """Tells the client to send input."""
-        self._wants_input = True
+        self._wants_input = self.takes_input = True
         await self._send("r", b"")
 
     async def input(self) -> AsyncIterator[bytes]:
@@ -310,7 +334,7 @@ class Operation:
                 self.taken += len(data)
                 yield data
                 if self._wants_input and (
-                    not self._input or self.taken - self._told_taken >= ACK_EVERY_BYTES
+                    not self._input or self.taken - self._told_taken >= self.window_bytes // 4
                 ):
                     self._told_taken = self.taken
                     await self._send("a", str(self.taken).encode())

@@ -7,12 +7,15 @@ own: who may call, idempotency, frames.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.exec import (
     INLINE_BYTES,
+    ConnectReply,
+    ConnectRequest,
     ExecReply,
     ExecRequest,
     FileEntry,
@@ -32,29 +35,33 @@ from services.edge.drivers.base import (
     Resumable,
 )  # fmt: skip
 from services.edge.operation import Operation
-from shared.errors import Internal, InvalidRequest, SandboxDied, Unsupported
+from services.edge.ports import Connection, run_connect
+from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable, Unsupported
 
 BACKSTOP_S = 10.0
 """How much later than inside the sandbox a command's limit is enforced here."""
 MAX_ENTRIES = 20_000
 """Files in one listing."""
 USAGE_S = 2.0
+LIVE = ("running", "pausing", "paused", "resuming")
 
-Reply = ExecReply | FileReply | InfoReply
+Reply = ExecReply | FileReply | InfoReply | ConnectReply
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
     """A verb: its request, its reply, what it does, whether a repetition of it would
     do harm (``once``: then its intent and result are journalled), what is wrong with a
-    request (``check`` raises), whether it needs a running sandbox (``wakes``)."""
+    request (``check`` raises), whether it needs a running sandbox (``wakes``), the class of
+    its ``operation``."""
 
     request: type[Any]
     reply: type[Any]
-    run: Callable[[Sandbox, Any, Operation], Awaitable[Reply]]
+    run: Callable[[Sandbox, Any, Any], Awaitable[Reply]]
     once: Callable[[Any], bool] = lambda request: False
     check: Callable[[Any], None] = lambda request: None
     wakes: bool = True
+    operation: type[Operation] = Operation
 
 
 def check_exec(request: ExecRequest) -> None:
@@ -65,6 +72,8 @@ def check_exec(request: ExecRequest) -> None:
         raise InvalidRequest("exactly one of argv and shell", field="argv")
     if request.session is not None and request.shell is None:
         raise InvalidRequest("a session runs shell commands", field="session")
+    if request.session is not None and (request.stdin or request.stdin_data is not None):
+        raise InvalidRequest("a session's commands have no input", field="stdin")
     if request.pty is not None and (request.session is not None or not request.stream):
         raise InvalidRequest("a terminal is streamed, and no session has one", field="pty")
     if request.stdin and request.stdin_data is not None:
@@ -84,8 +93,10 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
     seq = sandbox.next_seq()
     spec = _exec_spec(request)
     limit_s = None if request.timeout_s is None else request.timeout_s + BACKSTOP_S
+    if request.session is not None:
+        limit_s = None  # its time begins with its turn, which only the agent knows
     try:
-        async with asyncio.timeout(limit_s):
+        async with sandbox.clock.timeout(limit_s):
             outcome = await sandbox.driver.exec(handle, spec, op)
     except TimeoutError:
         outcome = ExecOutcome(None, signal="KILL", timed_out=True)
@@ -97,7 +108,9 @@ def _exec_reply(sandbox: Sandbox, op: Operation, outcome: ExecOutcome, seq: int)
         op_id=op.op_id, exit_code=outcome.exit_code, signal=outcome.signal,
         timed_out=outcome.timed_out, oom_killed=outcome.oom_killed,
         truncated=outcome.truncated, duration_s=outcome.duration_s, seq=seq,
-        epoch=sandbox.epoch, stdout=bytes(op.kept["stdout"]), stderr=bytes(op.kept["stderr"]),
+        epoch=sandbox.epoch, session_fresh=outcome.session_fresh,
+        session_ended=outcome.session_ended,
+        stdout=bytes(op.kept["stdout"]), stderr=bytes(op.kept["stderr"]),
     )  # fmt: skip
 
 
@@ -125,6 +138,7 @@ def _exec_spec(request: ExecRequest) -> ExecSpec:
     return ExecSpec(
         op_id=request.op_id, argv=request.argv, shell=request.shell, session=request.session,
         cwd=request.cwd, env=request.env, user=request.user, timeout_s=request.timeout_s,
+        idle_timeout_s=request.idle_timeout_s,
         output_limit_bytes=limit, merge=request.merge,
         stdin=request.stdin or request.stdin_data is not None,
         pty=Resize(*request.pty) if request.pty else None,
@@ -134,8 +148,11 @@ def _exec_spec(request: ExecRequest) -> ExecSpec:
 async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> InfoReply:
     """Live facts; an agent that does not answer leaves out the metrics."""
     metrics: dict[str, float] = {}
+    if sandbox.state == "recovering":
+        with contextlib.suppress(Unavailable, SandboxDied):
+            await sandbox.found()
     handle = sandbox.handle
-    if handle is not None and sandbox.state in ("running", "paused"):
+    if handle is not None and sandbox.state in LIVE:
         try:
             async with asyncio.timeout(USAGE_S):
                 usage = await sandbox.driver.usage(handle)
@@ -150,7 +167,7 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
     return InfoReply(
         op_id=request.op_id, uid=sandbox.uid, state=sandbox.state, epoch=sandbox.epoch,
         metrics=metrics, enforcement=dict(handle.enforcement) if handle else {},
-        idle_s=sandbox.idle_s,
+        idle_s=sandbox.activity.idle_s,
     )  # fmt: skip
 
 
@@ -264,6 +281,7 @@ def _always(request: Any) -> bool:
 VERBS: dict[str, Verb] = {
     "exec": Verb(ExecRequest, ExecReply, run_exec, _always, check_exec),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
+    "connect": Verb(ConnectRequest, ConnectReply, run_connect, operation=Connection),
     "file_read": Verb(FileRequest, FileReply, run_read),
     "file_write": Verb(FileRequest, FileReply, run_write, lambda r: bool(r.append)),
     "file_stat": Verb(FileRequest, FileReply, run_stat),

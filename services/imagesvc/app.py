@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+from functools import partial
+from pathlib import Path
 
 from schemas.image import ImageQuery, ResolveRequest
-from schemas.subjects import DURABLES, rpc
+from schemas.subjects import durable, rpc
 from services.imagesvc import store
-from services.imagesvc.blobstore import open_store
+from services.imagesvc.collector import Collector
 from services.imagesvc.engine import DockerEngine
 from services.imagesvc.handlers import Handlers
 from services.imagesvc.importer import Importer, ImportLimits
 from services.imagesvc.settings import Settings
+from shared.blobs.opening import open_store
 from shared.bus import Bus
 from shared.consumer import BatchConsumer
 from shared.db import Database
 from shared.errors import Unavailable
 from shared.health import Health
+from shared.periodic import Periodic, portions
 
 log = logging.getLogger(__name__)
 
 QUEUE = "imagesvc"
-_COMMANDS = next(durable for durable in DURABLES if durable.name == "imagesvc_commands")
 
 
 class App:
@@ -33,7 +35,7 @@ class App:
         self.settings = settings
         self.bus = Bus(settings, "imagesvc")
         self.db = Database(settings.pg_dsn, "imagesvc")
-        self.blobs = open_store(settings.store_url)
+        self.blobs = open_store(settings, scratch=Path(settings.image_scratch))
         self.importer = Importer(
             self.blobs,
             engine=DockerEngine(base_url=settings.image_docker_url)
@@ -44,13 +46,23 @@ class App:
                 unpacked_bytes_max=settings.image_unpacked_bytes_max,
                 collapse_bytes_max=settings.image_collapse_bytes,
                 parallel_max=settings.image_parallel,
+                small_bytes=settings.image_small_bytes,
             ),
             verify=settings.image_verify,
         )
         self.handlers = Handlers(settings, self.bus, self.db, self.importer)
-        self.consumer = BatchConsumer(self.bus, _COMMANDS, self.handlers.commands)
+        self.quick = BatchConsumer(self.bus, durable("imagesvc_quick"), self.handlers.commands)
+        # one import each: a long one holds up no other
+        self.imports = [
+            BatchConsumer(self.bus, durable("imagesvc_commands"), self.handlers.commands)
+            for _ in range(settings.image_commands)
+        ]
         self.health = Health("imagesvc")
-        self._pruning: asyncio.Task[None] | None = None
+        self.collector = Collector(settings, self.bus, self.db, self.blobs)
+        self.collecting = Periodic(
+            "collect layers", self.collector.collect, every_s=settings.image_gc_s, at_once=False
+        )
+        self.pruning = Periodic("prune requests", self.prune, every_s=settings.image_prune_s)
         self.bus.answer(
             rpc("imagesvc", "resolve"), ResolveRequest, self.handlers.resolve, queue=QUEUE
         )
@@ -62,42 +74,41 @@ class App:
         if swept:
             log.info("removed %d unfinished imports", swept)
         await self.bus.start()
-        self.consumer.start()
-        self._pruning = asyncio.create_task(self._prune(), name="prune requests")
+        for consumer in (self.quick, *self.imports):
+            consumer.start()
+        self.pruning.start()
+        self.collecting.start()
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
-        self.health.add("consumer", self._check_consumer)
+        self.health.add("quick", self.quick.check)
+        self.health.add("imports", self._check_imports)
         self.health.add("store", self._check_store)
         await self.health.serve(self.settings.health_port)
 
     async def close(self) -> None:
         """Ends; an import at hand is broken off and comes again after the next start."""
         await self.health.close()
-        if self._pruning is not None:
-            self._pruning.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._pruning
-        await self.consumer.close()
+        await self.collecting.close()
+        await self.pruning.close()
+        await asyncio.gather(*(c.close() for c in (self.quick, *self.imports)))
         await self.bus.close()
         await asyncio.to_thread(self.importer.close)
         await self.db.close()
 
-    async def _check_consumer(self) -> None:
+    async def _check_imports(self) -> None:
         if not self.handlers.busy:  # nothing is fetched during an import
-            await self.consumer.check()
+            for consumer in self.imports:
+                await consumer.check()
 
     async def _check_store(self) -> None:
         if not await asyncio.to_thread(self.blobs.ready):
-            raise Unavailable(f"{self.settings.store_url} is not writable")
+            raise Unavailable(f"{self.settings.store_url} does not answer or is not writable")
 
-    async def _prune(self) -> None:
-        while True:
-            try:
-                async with self.db.transaction() as connection:
-                    await store.prune_requests(connection, self.settings.image_request_keep_s)
-            except Unavailable as error:
-                log.debug("prune: %s", error.message)
-            await asyncio.sleep(self.settings.image_prune_s)
+    async def prune(self) -> int:
+        """Forgets old requests, in small transactions; returns how many."""
+        rows, keep_s = self.settings.image_prune_rows, self.settings.image_request_keep_s
+        prune = partial(store.prune_requests, keep_s=keep_s, limit=rows)
+        return await portions(self.db.portion(prune), size=rows)
 
 
 async def main(settings: Settings, stop: asyncio.Event) -> None:

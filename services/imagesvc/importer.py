@@ -11,10 +11,11 @@ import asyncio
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -22,16 +23,19 @@ from schemas.image import Kind
 from schemas.sandbox import ImageConfig
 from services.imagesvc import gitlayer
 from services.imagesvc.archive import ArchiveImage, DirectoryMembers, TarMembers, find_image
-from services.imagesvc.blobstore import BlobStore, LayerManifest
 from services.imagesvc.collapse import COLLAPSE_MAX_BYTES, Collapser
 from services.imagesvc.dirlayer import DirectoryLayer
 from services.imagesvc.erofs import build_layer
 from services.imagesvc.layertree import Inode, nested, owned_by, stored_bytes, unique_inodes
 from services.imagesvc.spool import Spool
 from services.imagesvc.tarlayer import FileRange, read_tar
+from shared.blobs.base import BlobStore
+from shared.blobs.layout import LayerFiles, LayerManifest
 from shared.errors import InvalidRequest, Unsupported
 
 Stage = Literal["reading", "writing", "storing"]
+SMALL_ENTRIES = 2_000
+"""Entries that are looked at to find out whether a source is small."""
 REPORT_BYTES = 4 * 1024 * 1024
 
 
@@ -112,6 +116,26 @@ class ImportLimits:
     unpacked_bytes_max: int = 256 * 1024**3  # spooled streams and stored data, each
     collapse_bytes_max: int = COLLAPSE_MAX_BYTES
     parallel_max: int = 2
+    small_bytes: int = 64 * 1024**2  # a source of at most so much has a thread of its own kind
+
+
+def is_small(source: Source, limit: int) -> bool:
+    """Whether a look at a folder or file, of SMALL_ENTRIES entries at most, shows no
+    more than ``limit`` bytes."""
+    if not isinstance(source, PathSource):
+        return False
+    total = 0
+    try:
+        if not source.path.is_dir():
+            return source.path.stat().st_size <= limit
+        files = (os.path.join(at, n) for at, _, names in os.walk(source.path) for n in names)
+        for count, file in enumerate(files):
+            total += os.lstat(file).st_size
+            if total > limit or count >= SMALL_ENTRIES:
+                return False
+    except OSError:  # the import itself will say what is wrong
+        return False
+    return True
 
 
 class ImageEngine(Protocol):
@@ -136,11 +160,13 @@ class Importer:
         self._limits = limits or ImportLimits()
         self._verify = verify
         self._pool = ThreadPoolExecutor(self._limits.parallel_max, thread_name_prefix="import")
+        self._small = ThreadPoolExecutor(1, thread_name_prefix="small import")
 
     async def run(
-        self, request: ImportRequest, *, progress: Callable[[ImportProgress], None] | None = None
-    ) -> ImportResult:
-        """As :meth:`run_blocking`, in a thread; ``progress`` is called on the event loop.
+        self, request: ImportRequest, *, progress: Callable[[ImportProgress], None] | None = None,
+        keep: Callable[[Sequence[LayerFiles]], Awaitable[None]] | None = None,
+    ) -> ImportResult:  # fmt: skip
+        """As :meth:`run_blocking`, in a thread; ``progress`` and ``keep`` run on the event loop.
 
         When cancelled the thread stops at its next step and cleans up after itself.
         """
@@ -153,7 +179,19 @@ class Importer:
             if progress is not None:
                 loop.call_soon_threadsafe(progress, state)
 
-        work = loop.run_in_executor(self._pool, self._guarded, request, report, cancelled)
+        def kept(files: Sequence[LayerFiles]) -> None:
+            async def wait() -> None:
+                if keep is not None:
+                    await keep(files)
+
+            asyncio.run_coroutine_threadsafe(wait(), loop).result()
+
+        small = await asyncio.to_thread(is_small, request.source, self._limits.small_bytes)
+        pool = self._small if small else self._pool
+        blocking = partial(
+            self.run_blocking, request, progress=report, keep=kept, cancelled=cancelled.is_set
+        )
+        work = loop.run_in_executor(pool, blocking)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -161,29 +199,23 @@ class Importer:
             await asyncio.gather(work, return_exceptions=True)
             raise
 
-    def _guarded(
-        self,
-        request: ImportRequest,
-        report: Callable[[ImportProgress], None],
-        cancelled: threading.Event,
-    ) -> ImportResult:
-        if cancelled.is_set():
-            raise _Cancelled
-        return self.run_blocking(request, progress=report, cancelled=cancelled.is_set)
-
     def run_blocking(
         self,
         request: ImportRequest,
         *,
         progress: Callable[[ImportProgress], None] | None = None,
+        keep: Callable[[Sequence[LayerFiles]], None] = lambda files: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> ImportResult:
-        """Import and return what was stored.
+        """Import and return what was stored. ``keep`` is told of the finished layers
+        before the first is stored, so that collection leaves them alone.
 
         Raises :class:`InvalidRequest`, :class:`Unsupported`, ``NotFound``,
         ``Conflict`` (the source changed), ``Unavailable`` (disk, engine) or
         ``Internal`` (the result differs from the source); nothing is stored then.
         """
+        if cancelled():
+            raise _Cancelled
         meter = _Meter(progress, cancelled)
         with self._store.workspace() as work, ExitStack() as stack:
             spool = stack.enter_context(
@@ -205,12 +237,14 @@ class Importer:
                 built.append(build_layer(root, folder, verify=self._verify, progress=meter.advance))
             reading.confirm()
             meter.start("storing", meter.total_bytes)
+            keep(built)
             stored = [self._store.put_layer(files) for files in built]
         return ImportResult(stored, config)
 
     def close(self) -> None:
         """Wait for running imports and release the threads."""
         self._pool.shutdown()
+        self._small.shutdown()
 
 
 class _Cancelled(Exception):

@@ -11,7 +11,7 @@ import logging
 
 from schemas.burst import BurstPlan
 from schemas.iam import IamQuery
-from schemas.image import ImageChanged
+from schemas.image import ImageChanged, LayerUseQuery
 from schemas.job import JobQuery
 from schemas.node import Heartbeat, JoinRequest
 from schemas.sandbox import SandboxQuery
@@ -53,7 +53,9 @@ class App:
         self.db = Database(settings.pg_dsn, "scheduler")
         self.load = LoadView(settings.redis_url)
         self.outbox = Outbox(self.bus, self.db)
-        self.fleet = Fleet(self.db, self.load, settings.view_refresh_s)
+        self.fleet = Fleet(
+            self.db, self.load, settings.view_refresh_s, share_s=settings.burst_share_s
+        )
         self.images = Images(self.bus, settings.resolve_s)
         self.work = Work(settings, self.db, self.bus, self.outbox, self.fleet, self.images)
         self.jobs = Jobs(self.work, self.db, connected=self._connected)
@@ -61,7 +63,7 @@ class App:
             self.work, Creates(self.work), Ops(self.work, self.db), self.jobs
         )
         self.watcher = Watcher(settings, self.db, self.load, connected=self._connected)
-        self.reconciler = Reconciler(self.work, self.db, self.jobs)
+        self.reconciler = Reconciler(self.work, self.db, self.fleet, self.jobs)
         self.consumers = [
             BatchConsumer(self.bus, durable("scheduler_commands"), self.handlers.commands),
             BatchConsumer(self.bus, durable("scheduler_observations"), self.handlers.observations),
@@ -83,11 +85,12 @@ class App:
         self.bus.answer(
             rpc("scheduler", "sandboxes"), SandboxQuery, questions.sandboxes, queue=QUEUE
         )
+        self.bus.answer(rpc("scheduler", "layers"), LayerUseQuery, questions.layers, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "jobs"), JobQuery, self.jobs.page, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "nodes"), IamQuery, questions.nodes, queue=QUEUE)
 
     async def _plan(self, plan: BurstPlan, _: Incoming) -> None:
-        self.fleet.cloud_share = min(1.0, max(0.0, plan.share))
+        self.fleet.burst(plan.share)
 
     async def start(self) -> None:
         """Connects, declares the topology (waiting for the bus as long as it
@@ -107,6 +110,7 @@ class App:
             consumer.start()
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
+        self.health.count("outbox_given_up", lambda: self.outbox.given_up)
         self.health.add("topology", self._check_topology)
         for consumer in self.consumers:
             self.health.add(consumer.name, consumer.check)

@@ -151,14 +151,3 @@ async def counts(
         out[job][state] = count
     return out
 
-
-_FORGET = text(
-    "delete from job j where j.state <> 'leased' and j.changed_at < "
-    "now() - make_interval(secs => :keep) and not exists (select 1 from sandbox s "
-    f"where s.project = j.project and s.job = j.id and {LIVE})"
-)
-
-
-async def forget(connection: AsyncConnection, keep_s: float) -> None:
-    """Removes jobs that nobody used for so long and that have no live sandbox."""
-    await connection.execute(_FORGET, {"keep": keep_s})

@@ -1,7 +1,7 @@
 """Operations of clients and operators: stop, pause, resume, set_timeout; node states.
 
 Owns: from a selection to rows, the wait until every named sandbox has settled. Does
-not own: what an operation means in a state (``decide``).
+not own: what an operation means in a state (``operating``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from schemas.base import ErrorReply, Ok, encode
 from schemas.node import NodeCommand
 from schemas.sandbox import MAX_BATCH, ItemResult, OpCommand
-from services.scheduler import decide, jobstore, leases, nodes, requests, sending, store
+from services.scheduler import jobstore, leases, nodes, operating, requests, sending, store
 from services.scheduler.work import Unit, Work
 from shared.bus import Outgoing
 from shared.db import Database
@@ -86,7 +86,7 @@ class Ops:
         request, deadlines = command.request, self._work.deadlines
         settled: list[ItemResult] = []
         for uid in uids:
-            result = decide.operate(unit.changes, uid, command, at=now, deadlines=deadlines)
+            result = operating.operate(unit.changes, uid, command, at=now, deadlines=deadlines)
             if result is not None:
                 settled.append(result)
         rows = unit.changes.rows

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.base import WireError, decode
 from services.scheduler.model import Sandbox, Step, json_text
+from services.scheduler.turns import Queue
 from shared import db
 from shared.errors import Unavailable
 
@@ -100,6 +101,34 @@ async def lock_on_gone_nodes(
 async def lock_on_draining(connection: AsyncConnection, limit: int) -> list[Sandbox]:
     """A portion of the sandboxes that draining nodes still run, locked."""
     return [sandbox_of(r) for r in await fetch(connection, _ON_DRAINING, n=limit)]
+
+
+_IN_QUEUE = "state = 'requested' and cause = 'capacity'"
+_QUEUE = text(
+    "select project, count(*), min(cores), min(memory_mb) from sandbox "
+    f"where {_IN_QUEUE} group by project"
+)
+_NEXT = text(
+    f"{SELECT} join (select uid, row_number() over "
+    "(partition by project order by created_at, request_id, index) as turn "
+    f"from sandbox where {_IN_QUEUE} order by turn, created_at offset :skip limit :n) q "
+    "on q.uid = s.uid where s.state = 'requested' and s.cause = 'capacity' "
+    "order by q.turn, s.created_at for update of s skip locked"
+)
+
+
+async def queue(connection: AsyncConnection) -> Queue:
+    """What waits for room."""
+    rows = await fetch(connection, _QUEUE)
+    if not rows:
+        return Queue({})
+    return Queue({r[0]: r[1] for r in rows}, min(r[2] for r in rows), min(r[3] for r in rows))
+
+
+async def lock_next(connection: AsyncConnection, limit: int, *, skip: int = 0) -> list[Sandbox]:
+    """A portion of the queue in its order, locked, after the first ``skip``; rows that
+    another scheduler works on are left to it."""
+    return [sandbox_of(r) for r in await fetch(connection, _NEXT, n=limit, skip=skip)]
 
 
 def _arrays(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ inside a sandbox: what it sends is bounded by credit and checked by the decoder.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -17,8 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from services.edge.agent import wire
+from services.edge.agent.handshake import CgroupFds, connect_path, error_of, greet, set_up
 from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
-from shared.errors import DsecError, Unavailable, Unsupported, from_code
+from shared.errors import Unavailable
 
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
@@ -26,18 +26,10 @@ START_ATTEMPTS = 4
 HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both streams
 EVENTS_MAX = 4096  # of one operation, however small
 
+NOTES = frozenset({Msg.OK, Msg.EOF})  # of a connection: it is made; its output has ended
+OnNote = Callable[[int], Awaitable[None]]
 OnOutput = Callable[[int, bytes], Awaitable[None]]
 Control = AsyncIterator[tuple[int, bytes]]  # frames for a running operation: type, payload
-
-
-@dataclass(frozen=True, slots=True)
-class CgroupFds:
-    """Descriptors handed to the agent: ``cgroup.procs`` of every v1 hierarchy, the v2
-    directory, the file with the ``oom_kill`` counter. The caller closes them."""
-
-    v1: Sequence[int] = ()
-    v2: int | None = None
-    oom: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +54,18 @@ class _Operation:
         self.held_bytes = 0
         self.stdin_credit = wire.WINDOW_BYTES
         self.credit_changed = asyncio.Event()
+        self.on_note: OnNote | None = None
 
     def put(self, type_: int, value: Any) -> None:
+        if len(self.events) > EVENTS_MAX and type_ != Msg.ERROR:
+            raise ProtocolError("more frames than an operation has")
         self.events.append((type_, value))
         self.ready.set()
 
     def put_data(self, payload: bytes) -> None:
         """Raises :class:`ProtocolError` when the agent sends more than its credit."""
         self.held_bytes += len(payload) - 1
-        if self.held_bytes > HELD_BYTES_MAX or len(self.events) > EVENTS_MAX:
+        if self.held_bytes > HELD_BYTES_MAX:
             raise ProtocolError("more output than credit")
         self.put(Msg.DATA, payload)
 
@@ -126,12 +121,12 @@ class AgentClient(asyncio.Protocol):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            await _connect_path(sock, path)
+            await connect_path(sock, path)
             decoder = wire.FrameDecoder(wire.FROM_AGENT_BYTES_MAX)
-            hello = await _greet(sock, decoder, generation)
+            hello = await greet(sock, decoder, generation)
             client = cls(hello, decoder)
             if cgroups is not None:
-                await _set_up(sock, decoder, cgroups)
+                await set_up(sock, decoder, cgroups)
             await loop.create_unix_connection(lambda: client, sock=sock)
             return client
         except BaseException:
@@ -185,7 +180,7 @@ class AgentClient(asyncio.Protocol):
             op.credit_changed.set()
         elif got.type == Msg.ERROR:
             op.put(Msg.ERROR, error_of(Fields(got.payload)))
-        elif got.type in (Msg.RESULT, Msg.OK, Msg.LISTING):
+        elif got.type in (Msg.RESULT, Msg.OK, Msg.LISTING, Msg.EOF):
             op.put(got.type, got.payload)
 
     # ---- operations ----
@@ -203,23 +198,39 @@ class AgentClient(asyncio.Protocol):
 
     async def list(self) -> list[Listed]:
         """Operations that run or wait to be acknowledged."""
+        answer = await self._ask(Msg.LIST)
+        return [_listed(r) for r in wire.split_records(answer, Tag.OP_ID)]
+
+    async def pause(self) -> None:
+        """Stops the commands' clock: no time limit runs out until :meth:`resume`."""
+        await self._ask(Msg.PAUSE)
+
+    async def resume(self) -> None:
+        """Lets the commands' clock go on."""
+        await self._ask(Msg.RESUME)
+
+    async def _ask(self, type_: int) -> bytes:
+        """The answer to a request that is one frame."""
         op = self._open()
         try:
-            self._send(Msg.LIST, op.id)
-            type_, value = await op.next()
-            if type_ == Msg.ERROR:
+            self._send(type_, op.id)
+            answer, value = await op.next()
+            if answer == Msg.ERROR:
                 raise value
-            return [_listed(r) for r in wire.split_records(value, Tag.OP_ID)]
+            return bytes(value)
         finally:
             self._ops.pop(op.id, None)
 
     async def run(
         self, type_: int, payload: bytes, on_output: OnOutput,
         *, stdin: AsyncIterator[bytes] | None = None, control: Control | None = None,
+        on_note: OnNote | None = None,
     ) -> Fields:  # fmt: skip
         """Starts an operation and follows it to its result. Cancelling kills its tree
-        and waits (bounded) until it is dead. Raises the agent's typed error."""
+        and waits (bounded) until it is dead. Raises the agent's typed error. Frames of
+        NOTES go to ``on_note``, in order."""
         op = self._open()
+        op.on_note = on_note
         self._send(type_, op.id, payload)
         return await self._follow(op, on_output, stdin, control)
 
@@ -272,12 +283,14 @@ class AgentClient(asyncio.Protocol):
                     failed[0].result()
                 op.put(type_, value)
                 raise value
+            elif op.on_note is not None and type_ in NOTES:
+                await op.on_note(type_)
             else:
                 return Fields(value)
 
     async def _kill(self, op: _Operation) -> None:
         """Ends what still runs and waits for the agent's word that it is gone."""
-        if self.lost or self.leaving or any(t != Msg.DATA for t, _ in op.events):
+        if self.lost or self.leaving or any(t != Msg.DATA and t not in NOTES for t, _ in op.events):
             return
         self._send(Msg.KILL, op.id)
         try:
@@ -330,63 +343,3 @@ def _listed(record: Fields) -> Listed:
         record.number(Tag.OP_ID), record.text(Tag.KEY), record.text(Tag.STATE) == "done",
         record.number(Tag.TAKEN), bool(record.number(Tag.ROWS)),
     )  # fmt: skip
-
-
-def error_of(fields: Fields) -> DsecError:
-    """The typed error of an ERROR payload; its texts are data of the sandbox, bounded."""
-    details = {"errno": fields.text(Tag.ERRNO)[:32]} if Tag.ERRNO in fields else None
-    message = fields.text(Tag.MESSAGE, "failed").encode("utf-8", "replace").decode()[:1024]
-    return from_code(
-        fields.text(Tag.CODE), message,
-        field=fields.text(Tag.FIELD)[:64] or None, details=details,
-    )  # fmt: skip
-
-
-async def _connect_path(sock: socket.socket, path: Path) -> None:
-    """Connects through the folder's descriptor: socket paths end at 107 bytes."""
-    loop = asyncio.get_running_loop()
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        await loop.sock_connect(sock, f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.close(folder)
-
-
-async def _next_frames(sock: socket.socket, decoder: wire.FrameDecoder) -> list[wire.Frame]:
-    while True:
-        data = await asyncio.get_running_loop().sock_recv(sock, 65536)
-        if not data:
-            raise EOFError("the agent closed the connection")
-        frames = decoder.feed(data)
-        if frames:
-            return frames
-
-
-async def _greet(sock: socket.socket, decoder: wire.FrameDecoder, generation: str | None) -> Fields:
-    hello = wire.frame(Msg.HELLO, 0, wire.MAGIC + wire.field(Tag.VERSION, wire.VERSION))
-    await asyncio.get_running_loop().sock_sendall(sock, hello)
-    got = (await _next_frames(sock, decoder))[0]
-    if got.type != Msg.HELLO or not got.payload.startswith(wire.MAGIC):
-        raise ProtocolError("no greeting")
-    fields = Fields(got.payload[len(wire.MAGIC) :])
-    version = fields.number(Tag.VERSION)
-    if version != wire.VERSION:
-        raise Unsupported(f"the agent speaks protocol version {version}", field="version")
-    if generation is not None and fields.text(Tag.GENERATION) != generation:
-        raise Unsupported("the agent belongs to another generation", field="generation")
-    return fields
-
-
-async def _set_up(sock: socket.socket, decoder: wire.FrameDecoder, cgroups: CgroupFds) -> None:
-    fds = [*cgroups.v1, *(fd for fd in (cgroups.v2, cgroups.oom) if fd is not None)]
-    payload = (
-        wire.field(Tag.V1_COUNT, len(cgroups.v1))
-        + wire.field(Tag.HAS_V2, int(cgroups.v2 is not None))
-        + wire.field(Tag.HAS_OOM, int(cgroups.oom is not None))
-    )
-    socket.send_fds(sock, [wire.frame(Msg.SETUP, 0, payload)], fds)
-    got = (await _next_frames(sock, decoder))[0]
-    if got.type == Msg.ERROR:
-        raise error_of(Fields(got.payload))
-    if got.type != Msg.OK:
-        raise ProtocolError("no answer to the set-up")

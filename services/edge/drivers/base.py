@@ -56,11 +56,13 @@ class BackendReport:
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One immutable read-only layer, present on this node. Paths are EROFS files:
-    ``meta`` (mountable) and ``data`` (its extra device, ``None`` when inline)."""
+    ``meta`` (mountable) and ``data`` (its extra device, ``None`` when inline).
+    ``origin``: the connection it is read through on demand, empty where it lies here."""
 
     digest: str
     meta: str
     data: str | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ class Resize:
 class ExecSpec:
     """One command. Exactly one of ``argv`` and ``shell`` is set; ``shell`` is run
     by ``/bin/sh -c`` (or as the next command of ``session`` when that is set).
-    ``timeout_s`` is enforced inside the sandbox and kills the whole tree.
+    ``timeout_s`` is enforced inside the sandbox and kills the whole tree, as does
+    ``idle_timeout_s`` after so long without output.
     ``output_limit_bytes`` is the budget of *each* stream: head and tail are kept,
     the middle is dropped and counted. ``pty`` puts the command on a controlling
     terminal of that size from its first moment on: its output is one stream
@@ -144,6 +147,7 @@ class ExecSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     timeout_s: float | None = None
+    idle_timeout_s: float | None = None
     output_limit_bytes: int = 10 * 1024 * 1024
     merge: bool = False
     stdin: bool = False
@@ -310,6 +314,43 @@ class Files(Protocol):
 
 
 @runtime_checkable
+class PortIO(Protocol):
+    """The supervisor's side of one connection."""
+
+    async def connected(self) -> None:
+        """Told once, before anything else."""
+        ...
+
+    async def output(self, stream: Stream, data: bytes) -> None:
+        """Takes what the other end sent (as ``stdout``), in order. Waits where the
+        reader is slow."""
+        ...
+
+    async def output_ended(self) -> None:
+        """The other end sends no more. It may still read."""
+        ...
+
+    def input(self) -> AsyncIterator[bytes]:
+        """What to send; its end shuts down this direction only."""
+        ...
+
+
+@runtime_checkable
+class Ports(Protocol):
+    """Optional (feature ``ports``): what listens on a sandbox's loopback interface."""
+
+    async def dial(self, handle: Handle, port: int, io: PortIO, *, wait_s: float = 0.0) -> None:
+        """Connects to 127.0.0.1, then ::1, from within the sandbox's network, and returns
+        when both directions have ended. While nothing listens it tries again for
+        ``wait_s``. Cancelling resets the connection.
+
+        Errors have ``field`` ``port`` and ``details["errno"]``: ``NotFound`` where
+        nothing listens (``ECONNREFUSED``), ``DeadlineExceeded`` where the listener takes
+        no connection (``ETIMEDOUT``), ``Conflict`` where it broke off (``ECONNRESET``)."""
+        ...
+
+
+@runtime_checkable
 class Resumable(Protocol):
     """Optional: commands that outlive the edge process."""
 
@@ -321,6 +362,10 @@ class Resumable(Protocol):
         nobody knows it: then it did not run, or its outcome is lost."""
         ...
 
+    async def commands(self, handle: Handle) -> int:
+        """How many commands run, whoever began them."""
+        ...
+
     def let_go(self) -> None:
         """The edge ends: from now on cancelling :meth:`Driver.exec` leaves the command
         running, to be resumed."""
@@ -329,10 +374,29 @@ class Resumable(Protocol):
 
 @runtime_checkable
 class Pausable(Protocol):
-    """Optional: a sandbox that stands still and costs no CPU. Both are idempotent.
-    A paused sandbox answers :meth:`Driver.stop`, :meth:`Driver.inspect` and
-    :meth:`Driver.usage`; the supervisor resumes it before anything else."""
+    """Optional: a sandbox that stands still and costs no CPU. A paused sandbox answers
+    :meth:`Driver.stop`, :meth:`Driver.inspect` and :meth:`Driver.usage`; the supervisor
+    resumes it before anything else.
 
-    async def pause(self, handle: Handle) -> None: ...
+    Commands stand still too, whole trees, and go on as if no time had passed: a
+    ``timeout_s`` counts what a command runs. One that a driver was just given begins
+    when the sandbox goes on. A pause survives the edge: after :meth:`Driver.recover` the
+    supervisor calls :meth:`pause` or :meth:`resume`, whichever its journal says, and
+    both bring about that state whatever was left."""
 
-    async def resume(self, handle: Handle) -> None: ...
+    async def pause(self, handle: Handle) -> None:
+        """Idempotent. Returns when every process stands still; when it raises or is
+        cancelled, the sandbox runs as before."""
+        ...
+
+    async def resume(self, handle: Handle) -> None:
+        """Idempotent. Returns when the sandbox has proved that it lives; when it raises
+        or is cancelled, one that was paused still is."""
+        ...
+
+    async def reclaim(self, handle: Handle) -> int:
+        """Gives memory of a paused sandbox back to the node; how many bytes. Its content
+        stays. Takes long and is cancelled before a resume or a stop: then it ends within
+        a moment. Whenever it has ended, limits are as they were. Raises ``Unavailable``
+        where the sandbox cannot stay paused."""
+        ...

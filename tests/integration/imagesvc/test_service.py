@@ -4,127 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import threading
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
-from nats.aio.client import Client
 
-from devstack import Endpoints, Infra
 from schemas.base import HEADER_REPLY, decode, encode
 from schemas.image import (
     ImageCommand,
     ImageCreate,
-    ImageDelete,
     ImageQuery,
     ImageReply,
-    ResolveItem,
-    ResolveReply,
-    ResolveRequest,
 )
 from schemas.sandbox import ImageConfig
-from schemas.subjects import cmd, rpc
+from schemas.subjects import cmd
 from services.imagesvc.app import App
-from services.imagesvc.settings import Settings
-from shared import ids, topology
-from shared.bus import unwrap
+from services.imagesvc.importer import ImportRequest, ImportResult, PathSource
+from shared import ids
 from shared.db import Database
 from shared.errors import NotFound
-from shared.migrate import prepare
+from tests.integration.imagesvc.service import ANSWER_S, PROJECT, Stack
 
-pytestmark = pytest.mark.integration
-
-ANSWER_S = 30.0
-PROJECT = "team"
-
-
-@dataclass
-class Stack:
-    ends: Endpoints
-    dsn: str
-    client: Client
-    folder: Path
-
-    def settings(self) -> Settings:
-        return Settings(
-            pg_dsn=self.dsn,
-            nats_url=self.ends.nats_url,
-            nats_user="imagesvc",
-            nats_password=self.ends.nats_users["imagesvc"],
-            store_url=f"file://{self.folder}/store",
-            image_roots=str(self.folder),
-            progress_s=0.02,
-            shutdown_s=5.0,
-        )
-
-    async def ask(self, message: ImageCommand) -> tuple[ImageReply, list[ImageReply]]:
-        """Stores a command; its answer and the progress told before it."""
-        inbox = self.client.new_inbox()
-        answers = await self.client.subscribe(inbox)
-        verb = "create" if message.create else "delete"
-        await self.client.jetstream().publish(
-            cmd("image", verb, message.project), encode(message), headers={HEADER_REPLY: inbox}
-        )
-        told: list[ImageReply] = []
-        while True:
-            reply = decode((await answers.next_msg(ANSWER_S)).data, ImageReply)
-            if reply.progress is None:
-                await answers.unsubscribe()
-                return reply, told
-            told.append(reply)
-
-    async def create(self, name: str, project: str = PROJECT, **fields: Any) -> ImageReply:
-        fields.setdefault("request_id", ids.new())
-        create = ImageCreate(name=name, **fields)
-        reply, _ = await self.ask(ImageCommand(project=project, principal="p", create=create))
-        return reply
-
-    async def delete(self, name: str) -> ImageReply:
-        delete = ImageDelete(request_id=ids.new(), name=name)
-        reply, _ = await self.ask(ImageCommand(project=PROJECT, principal="p", delete=delete))
-        return reply
-
-    async def question(self, verb: str, message: Any, type_: Any) -> Any:
-        answer = await self.client.request(rpc("imagesvc", verb), encode(message), timeout=10)
-        return unwrap(answer.data, type_)
-
-    async def resolve(self, *names: str, projects: tuple[str, ...] = (PROJECT,)) -> Any:
-        request = ResolveRequest(items=[ResolveItem(names=list(names), projects=list(projects))])
-        return (await self.question("resolve", request, ResolveReply)).items[0]
-
-    def tree(self, name: str, content: bytes = b"x", size: int = 1) -> str:
-        folder = self.folder / name
-        folder.mkdir()
-        (folder / "f").write_bytes(content * size)
-        return str(folder)
-
-
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    infra = Infra(tmp_path / "infra")
-    ends = await infra.start()
-    client = await nats.connect(ends.nats_url, user="auth", password=ends.nats_users["auth"])
-    try:
-        dsns = await prepare(ends.pg_dsn_admin, {"imagesvc": "secret"})
-        await topology.declare(client.jetstream())
-        folder = tmp_path / "work"
-        folder.mkdir()
-        yield Stack(ends, dsns["imagesvc"], client, folder)
-    finally:
-        await client.close()
-        await infra.stop()
-
-
-@pytest.fixture
-async def app(stack: Stack) -> AsyncIterator[App]:
-    made = App(stack.settings())
-    await made.start()
-    yield made
-    await made.close()
-
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 async def test_an_image_is_registered_resolved_listed_and_deleted(stack: Stack, app: App) -> None:
     config = ImageConfig(env={"A": "b"}, workdir="/w")
@@ -238,7 +140,7 @@ async def test_an_import_broken_off_by_a_restart_is_begun_anew(stack: Stack) -> 
         cmd("image", "create", PROJECT), encode(command), headers={HEADER_REPLY: inbox}
     )
     assert decode((await answers.next_msg(ANSWER_S)).data, ImageReply).progress is not None
-    await asyncio.gather(first.consumer.close(timeout_s=0), first.close())
+    await asyncio.gather(*(c.close(timeout_s=0) for c in first.imports), first.close())
     assert list((stack.folder / "store" / "tmp").iterdir()) == []
     second = App(stack.settings())
     await second.start()
@@ -274,6 +176,41 @@ async def test_many_at_once_are_all_answered(stack: Stack, app: App) -> None:
     assert [reply.error is None for reply in replies] == [True] * 20 + [False]
     listed = await stack.question("images", ImageQuery(projects=[PROJECT]), ImageReply)
     assert len(listed.images) == 20
+
+
+async def test_long_imports_hold_up_neither_small_ones_nor_deletions(
+    stack: Stack, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many long ones as may be at work, and others that wait behind them."""
+    may_end, working = threading.Event(), threading.Semaphore(0)
+    whole = app.importer.run_blocking
+
+    def slow(request: ImportRequest, **kw: Any) -> ImportResult:
+        assert isinstance(request.source, PathSource)
+        if request.source.path.name.startswith("long"):
+            working.release()
+            assert may_end.wait(30)
+        return whole(request, **kw)
+
+    monkeypatch.setattr(app.importer, "run_blocking", slow)
+    limit = app.settings.image_small_bytes
+    names = [f"long{i}" for i in range(app.settings.image_parallel + 2)]
+    for name in names:
+        stack.tree(name)
+        os.truncate(stack.folder / name / "f", limit + 1)  # sparse
+    long = [asyncio.create_task(stack.create(n, path=str(stack.folder / n))) for n in names]
+    try:
+        for _ in range(app.settings.image_parallel):
+            assert await asyncio.to_thread(working.acquire, timeout=20)
+        async with asyncio.timeout(20):
+            small = await stack.create("small", path=stack.tree("small"))
+            assert small.error is None
+            assert (await stack.delete("small")).error is None
+        assert not any(task.done() for task in long)
+    finally:
+        may_end.set()
+        replies = await asyncio.gather(*long)
+    assert [r.error for r in replies] == [None] * len(names)
 
 
 async def test_health_tells_what_is_wrong(stack: Stack, app: App) -> None:

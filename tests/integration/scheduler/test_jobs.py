@@ -45,6 +45,15 @@ async def job_of(trainer: Trainer, job: str) -> JobInfo:
     return found
 
 
+async def counted(trainer: Trainer, job: str, sandboxes: dict[str, int]) -> None:
+    """Waits until the scheduler counts so many of the job's sandboxes by state."""
+
+    async def same() -> bool:
+        return (await job_of(trainer, job)).sandboxes == sandboxes
+
+    await eventually(same, what=f"{job}: {sandboxes}")
+
+
 async def test_a_job_that_nobody_renews_is_paused_as_a_whole(world: World) -> None:
     await world.scheduler(**QUICK)
     edge = await world.edge("n1")
@@ -55,10 +64,9 @@ async def test_a_job_that_nobody_renews_is_paused_as_a_whole(world: World) -> No
     mine = await trainer.create(4, job="run")
     other = await trainer.create(1, job="other")
     await trainer.settled(mine + other)
-    await eventually(lambda: [edge.live[u] for u in mine] == ["paused"] * 4, what="paused")
-    assert edge.live[other[0]] == "running"
-    info = await job_of(trainer, "run")
-    assert (info.state, info.sandboxes) == ("lapsed", {"paused": 4})
+    await counted(trainer, "run", {"paused": 4})
+    assert [edge.live[u] for u in mine + other] == ["paused"] * 4 + ["running"]
+    assert (await job_of(trainer, "run")).state == "lapsed"
     again = await ask(trainer, "renew", "run", me, lease_s=60)
     assert again.state == "leased"
     await trainer.operate("resume", [], job="run")
@@ -70,12 +78,12 @@ async def test_renewals_keep_a_job_alive(world: World) -> None:
     edge = await world.edge("n1")
     trainer = await world.trainer()
     me = ids.new()
-    await ask(trainer, "open", "run", me, lease_s=1)
+    await ask(trainer, "open", "run", me, lease_s=3)
     uids = await trainer.create(2, job="run")
     await trainer.settled(uids)
-    end = time.monotonic() + 3.0
+    end = time.monotonic() + 4.0
     while time.monotonic() < end:
-        await ask(trainer, "renew", "run", me, lease_s=1)
+        await ask(trainer, "renew", "run", me, lease_s=3)
         await asyncio.sleep(0.2)
     assert [edge.live[u] for u in uids] == ["running"] * 2
 
@@ -106,7 +114,7 @@ async def test_what_somebody_resumed_after_the_loss_is_left_to_him(world: World)
     await ask(trainer, "open", "run", ids.new(), lease_s=1)
     uids = await trainer.create(1, job="run")
     await trainer.settled(uids)
-    await eventually(lambda: edge.live[uids[0]] == "paused", what="paused")
+    await counted(trainer, "run", {"paused": 1})
     await trainer.operate("resume", uids)
     await asyncio.sleep(1.0)
     assert edge.live[uids[0]] == "running"
