@@ -183,6 +183,9 @@ class Operation(Generic[R]):
         except _flow.Gap:
             self.reattach()
             return
+        except _flow.Flood as exc:
+            self.fail(InternalError(f"the sandbox's node broke the rules: {exc}"))
+            return
         if new:
             self.last_output = time.monotonic()
             self._errors += len(new) if kind == "e" else 0
@@ -190,12 +193,12 @@ class Operation(Generic[R]):
             self._changed.set()
 
     def _on_count(self, data: bytes) -> None:
-        if not data.isdigit():
+        if (count := _flow.count_of(data.decode("ascii", "replace"))) is None:
             return
         if self._joining:
-            self._joined(int(data))
+            self._joined(count)
             return
-        self.sending.acknowledge(int(data))
+        self.sending.acknowledge(count)
         if self._repeat_input:
             self._repeat_input = False
             self._operations.spawn(self._send_again())

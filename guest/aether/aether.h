@@ -19,6 +19,9 @@
 #define WINDOW (256u << 10)         /* initial credit of every stream, bytes */
 #define CHUNK (128u << 10)          /* largest DATA frame sent, bytes */
 #define OUT_HIGH (1u << 20)         /* no new DATA frame above this much unsent output */
+#define OUT_STOP (4u << 20)         /* no request is taken above this much unsent output */
+#define KEY_MAX 256u                /* bytes of an operation's key */
+#define KEEP_CAP (256u << 10)       /* at rest, an empty buffer larger than this is given back */
 #define OPS_MAX 256                 /* operations running or not yet acknowledged */
 #define FINISHED_MAX 64             /* finished operations kept until acknowledged */
 #define RETAIN_TOTAL_MAX (128u << 20) /* output kept over all operations, bytes */
@@ -30,6 +33,7 @@
 #define HANGUP_NS 60000000000ull    /* without an edge, a terminal's line is hung up */
 #define SIGNALS_MAX 32              /* signals that wait for the command's beginning */
 #define SESSIONS_MAX 32
+#define TIMEOUT_MAX_NS (1ull << 62)
 #define NESTS 2                     /* kept ready for the next commands */
 #define SPARE_QUIET_NS 1000000ull   /* no refill this soon after a launch */
 #define ARG_MAX_BYTES 131072u       /* kernel bound of one argument or variable */
@@ -49,6 +53,7 @@ enum tag {
     T_TOTAL_OUT, T_TOTAL_ERR, T_DURATION_NS, T_SESSION_FRESH, T_SESSION_ENDED,
     T_NAME = 70, T_TYPE, T_SIZE, T_FMODE, T_UID, T_GID, T_MTIME_NS, T_TARGET,
     T_VERSION = 80, T_GENERATION, T_NEXT_ID, T_V1_COUNT, T_HAS_V2, T_HAS_OOM,
+    T_HAS_LISTENER,
     T_OP_ID = 90, T_STATE, T_TAKEN,
 };
 
@@ -63,6 +68,7 @@ struct field { uint8_t tag; const uint8_t *v; uint32_t n; };
 bool buf_room(struct buf *b, size_t more);
 bool buf_add(struct buf *b, const void *p, size_t n);
 void buf_free(struct buf *b);
+void buf_cut(struct buf *b, size_t n); /* drops the first n bytes */
 void put_field(struct buf *b, uint8_t tag, const void *v, size_t n);
 void put_str(struct buf *b, uint8_t tag, const char *s);
 void put_u64(struct buf *b, uint8_t tag, uint64_t v);
@@ -231,6 +237,9 @@ void channel_accept(void);
 void channel_read(void);
 void channel_write(void);
 void channel_close(void);
+void channel_go_on(void);            /* takes requests that waited for room in the output */
+void channel_rest(void);             /* nothing runs: large buffers are given back */
+bool channel_full(void);
 extern bool set_up;                  /* SETUP succeeded once */
 bool channel_ready(void);            /* HELLO was exchanged */
 void send_frame(uint8_t type, uint32_t id, const void *p, size_t n);

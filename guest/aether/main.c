@@ -140,7 +140,8 @@ static void turn(int chld)
     if (refill_due < due)
         due = refill_due;
     polled[0] = (struct pollfd){listen_fd, POLLIN, 0};
-    polled[1] = (struct pollfd){conn_fd, (short)(POLLIN | (conn_out.len ? POLLOUT : 0)), 0};
+    polled[1] = (struct pollfd){
+        conn_fd, (short)((channel_full() ? 0 : POLLIN) | (conn_out.len ? POLLOUT : 0)), 0};
     polled[2] = (struct pollfd){chld, POLLIN, 0};
     polled[3] = (struct pollfd){launcher_fd, POLLIN, 0};
     bool news = false;
@@ -157,17 +158,24 @@ static void turn(int chld)
         reap(chld);
     if (polled[0].revents)
         channel_accept();
+    else if (conn_fd >= 0 && polled[1].revents & (POLLHUP | POLLERR) && channel_full())
+        channel_close(); /* nobody is there to take what is full */
     else if (conn_fd >= 0 && polled[1].revents & (POLLIN | POLLHUP | POLLERR))
         channel_read();
     now = now_ns();
+    bool busy = false;
     for (int i = 0; i < OPS_MAX; i++) {
         if (ops[i].used)
             op_tick(&ops[i], now);
         if (ops[i].used)
             op_pump(&ops[i]);
+        busy |= ops[i].used;
     }
     if (conn_fd >= 0 && conn_out.len)
         channel_write();
+    channel_go_on();
+    if (!busy)
+        channel_rest();
     ops_leave();
     refill_due = spares_refill(now_ns(), finished_now);
     finished_now = false;

@@ -92,6 +92,8 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
             return "env";
         if (!text && f.n != 8)
             return "spec";
+        if (f.tag == T_KEY && f.n > KEY_MAX)
+            return "key";
         switch (f.tag) {
         case T_KEY: free(op->key); op->key = field_str(&f); break;
         case T_ARGV: w->commands |= 1; break;
@@ -142,9 +144,9 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
     op->file = file;
     op->merge = w.merge;
     op->oom_before = cg_oom_kills();
-    op->timeout = w.timeout;
+    op->timeout = w.timeout < TIMEOUT_MAX_NS ? w.timeout : TIMEOUT_MAX_NS;
     if (w.timeout && !w.session) /* in a session: once its turn has come */
-        op->deadline = op->started + w.timeout;
+        op->deadline = op->started + op->timeout;
     stream_init(&op->out[0], -1, !file && !op->rows, w.limit);
     stream_init(&op->out[1], -1, !file, w.limit);
     int failed = w.session ? session_exec(op, p, n)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.edge.agent.client import CgroupFds
+from services.edge.agent.handshake import CgroupFds
 from services.edge.drivers.base import Usage
 from shared.errors import Unavailable, Unsupported
 

@@ -61,6 +61,7 @@ SILENT_S = KEEPALIVE_S * 0.6
 TICK_S = 1.0
 RETRY_AFTER_S = 0.5
 SIGKILL = 9
+COUNT_DIGITS_MAX = 20
 
 Key = tuple[str, str]
 
@@ -245,7 +246,12 @@ class Door:
         self, op: Operation, verb: Verb, reply: Any, error: DsecError | None, body: bytes
     ) -> None:
         key = (op.call.uid, op.op_id)
-        final = encode(reply)
+        try:
+            final = encode(reply)
+        except UnicodeEncodeError:  # texts come from the sandbox
+            error = error or Internal("the sandbox's answer holds text that is not UTF-8")
+            reply = verb.reply(op_id=op.op_id, error=to_wire(Internal(error.message)))
+            final = encode(reply)
         limit = self._payload_limit()
         if len(final) > limit:
             text = f"the answer of {len(final)} bytes is over the bus's limit of {limit}"
@@ -328,7 +334,7 @@ class Door:
 def _offset(text: str | None) -> int | None:
     if text is None:
         return None
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit() and len(text) < COUNT_DIGITS_MAX):
         raise InvalidRequest("an offset is a decimal number", field=HEADER_OFFSET)
     return int(text)
 
@@ -353,7 +359,9 @@ def _did_not_begin(error: DsecError | None) -> bool:
 def _have(text: str | None) -> tuple[int, int]:
     """What output a client has that asks again."""
     counts = (text or "0 0").split(" ")
-    if len(counts) != 2 or not all(c.isdigit() and len(c) < 20 for c in counts):
+    if len(counts) != 2 or not all(
+        c.isascii() and c.isdigit() and len(c) < COUNT_DIGITS_MAX for c in counts
+    ):
         raise InvalidRequest("two decimal numbers", field=HEADER_HAVE)
     return int(counts[0]), int(counts[1])
 

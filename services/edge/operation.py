@@ -17,11 +17,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from schemas.base import HEADER_FRAME, encode
-from schemas.exec import CHUNK_BYTES, HANGUP_S, HEADER_OFFSET, WINDOW_BYTES, ExecReply
+from schemas.exec import (
+    CHUNK_BYTES,
+    HANGUP_S,
+    HEADER_OFFSET,
+    INLINE_BYTES,
+    WINDOW_BYTES,
+    ExecReply,
+)  # fmt: skip
 from services.edge.calls import Call
 from services.edge.drivers.base import Resize, Stream
 from shared.clock import Clock
-from shared.errors import Conflict, DeadlineExceeded, DsecError, InvalidRequest
+from shared.errors import Conflict, DeadlineExceeded, DsecError, Internal, InvalidRequest
 from shared.wire import to_wire
 
 STALL_S = 300.0
@@ -97,6 +104,8 @@ class Operation:
         """Output in order: in frames, waiting for a slow client, or kept for the final
         reply."""
         if not self.streaming:
+            if len(self.kept[stream]) + len(data) > INLINE_BYTES:  # what it was told to keep to
+                raise Internal(f"the sandbox sent more than {INLINE_BYTES} bytes", cause="runtime")
             self.kept[stream] += data
             return
         if skip := min(self._skip[stream], len(data)):

@@ -1,14 +1,15 @@
 """An asynchronous client of one agent: the connection and its operations.
 
-Owns: the handshake, multiplexing, credit, re-attaching. Does not own: what runs
-(:mod:`services.edge.agent.commands`), the agent's life (the driver's). The agent is
-inside a sandbox: what it sends is bounded by credit and checked by the decoder.
+Owns: multiplexing, credit, re-attaching. Does not own: how a connection begins
+(:mod:`services.edge.agent.handshake`), what runs (:mod:`services.edge.agent.commands`),
+the agent's life (the driver's). The agent is inside a sandbox and may be hostile: what it
+sends is bounded by credit, what waits for it by flow control, and a frame that breaks the
+rules ends the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,28 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from services.edge.agent import wire
+from services.edge.agent import handshake, wire
+from services.edge.agent.handshake import CgroupFds
 from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
-from shared.errors import DsecError, Unavailable, Unsupported, from_code
+from shared.errors import DsecError, Unavailable, from_code
 
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
 START_ATTEMPTS = 4
+LISTING_S = 10.0  # the agent's answer to a question about its operations
 HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both streams
-EVENTS_MAX = 4096  # of one operation, however small
+OP_ID_MAX = 0xFFFFFFF0
+MERGED_BYTES = 64 * 1024  # small pieces of output that wait become one of about this size
 
 OnOutput = Callable[[int, bytes], Awaitable[None]]
 Control = AsyncIterator[tuple[int, bytes]]  # frames for a running operation: type, payload
-
-
-@dataclass(frozen=True, slots=True)
-class CgroupFds:
-    """Descriptors handed to the agent: ``cgroup.procs`` of every v1 hierarchy, the v2
-    directory, the file with the ``oom_kill`` counter. The caller closes them."""
-
-    v1: Sequence[int] = ()
-    v2: int | None = None
-    oom: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +52,48 @@ class _Operation:
     def __init__(self, op_id: int) -> None:
         self.id = op_id
         self.events: deque[tuple[int, Any]] = deque()
+        self._growing: dict[int, bytearray] = {}  # by stream, the newest that waits
         self.ready = asyncio.Event()
         self.held_bytes = 0
         self.stdin_credit = wire.WINDOW_BYTES
         self.credit_changed = asyncio.Event()
+        self.ended = False
 
     def put(self, type_: int, value: Any) -> None:
         self.events.append((type_, value))
         self.ready.set()
 
     def put_data(self, payload: bytes) -> None:
-        """Raises :class:`ProtocolError` when the agent sends more than its credit."""
+        """Raises :class:`ProtocolError` when the agent sends more than its credit, or
+        output after the end."""
+        if self.ended or payload[0] not in (wire.STDOUT, wire.STDERR):
+            raise ProtocolError("output where there is none")
         self.held_bytes += len(payload) - 1
-        if self.held_bytes > HELD_BYTES_MAX or len(self.events) > EVENTS_MAX:
+        if self.held_bytes > HELD_BYTES_MAX:
             raise ProtocolError("more output than credit")
-        self.put(Msg.DATA, payload)
+        waits = self._growing.get(payload[0])
+        if waits is not None and len(waits) < MERGED_BYTES:
+            waits += memoryview(payload)[1:]
+        elif self.events and len(payload) < MERGED_BYTES:
+            self._growing[payload[0]] = grows = bytearray(payload)
+            self.put(Msg.DATA, grows)
+        else:
+            self._growing.pop(payload[0], None)
+            self.put(Msg.DATA, payload)
+
+    def put_end(self, type_: int, value: Any) -> None:
+        """Raises :class:`ProtocolError` for a second end."""
+        if self.ended:
+            raise ProtocolError("an operation ends once")
+        self.ended = True
+        self.put(type_, value)
+
+    def add_credit(self, payload: bytes) -> None:
+        """Raises :class:`ProtocolError` for more credit than there is room anywhere."""
+        self.stdin_credit += int.from_bytes(payload[1:], "little")
+        if payload[0] != wire.STDIN or self.stdin_credit > wire.WINDOW_BYTES:
+            raise ProtocolError("more credit than a window")
+        self.credit_changed.set()
 
     async def next(self) -> tuple[int, Any]:
         while not self.events:
@@ -81,6 +102,8 @@ class _Operation:
         type_, value = self.events.popleft()
         if type_ == Msg.DATA:
             self.held_bytes -= len(value) - 1
+            if self._growing.get(value[0]) is value:
+                del self._growing[value[0]]
         return type_, value
 
 
@@ -89,11 +112,13 @@ class AgentClient(asyncio.Protocol):
 
     def __init__(self, hello: Fields, decoder: wire.FrameDecoder) -> None:
         self.generation = hello.text(Tag.GENERATION)
-        self._next_id = max(1, hello.number(Tag.NEXT_ID, 1))
+        self._next_id = _usable_id(hello.number(Tag.NEXT_ID, 1))
         self._decoder = decoder
         self._ops: dict[int, _Operation] = {}
         self._transport: asyncio.Transport | None = None
         self._on_lost: Callable[[], None] | None = None
+        self._room = asyncio.Event()  # to write: an agent that does not read makes us wait
+        self._room.set()
         self.lost = False
         self.leaving = False  # what runs goes on when its follower is cancelled
 
@@ -126,12 +151,12 @@ class AgentClient(asyncio.Protocol):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            await _connect_path(sock, path)
+            await handshake.connect(sock, path)
             decoder = wire.FrameDecoder(wire.FROM_AGENT_BYTES_MAX)
-            hello = await _greet(sock, decoder, generation)
+            hello = await handshake.greet(sock, decoder, generation)
             client = cls(hello, decoder)
             if cgroups is not None:
-                await _set_up(sock, decoder, cgroups)
+                await handshake.set_up(sock, decoder, cgroups, path)
             await loop.create_unix_connection(lambda: client, sock=sock)
             return client
         except BaseException:
@@ -165,8 +190,15 @@ class AgentClient(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.abort()
 
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        self._room.set()
         error = Unavailable("the connection to the sandbox's agent ended")
         for op in self._ops.values():
             op.put(Msg.ERROR, error)
@@ -181,12 +213,16 @@ class AgentClient(asyncio.Protocol):
         if got.type == Msg.DATA and got.payload:
             op.put_data(got.payload)
         elif got.type == Msg.CREDIT and len(got.payload) == 5:
-            op.stdin_credit += int.from_bytes(got.payload[1:], "little")
-            op.credit_changed.set()
+            op.add_credit(got.payload)
         elif got.type == Msg.ERROR:
-            op.put(Msg.ERROR, error_of(Fields(got.payload)))
-        elif got.type in (Msg.RESULT, Msg.OK, Msg.LISTING):
-            op.put(got.type, got.payload)
+            op.put_end(Msg.ERROR, handshake.error_of(Fields(got.payload)))
+        elif got.type == Msg.LISTING:
+            records = wire.split_records(got.payload, Tag.OP_ID)
+            op.put_end(Msg.LISTING, [_listed(r) for r in records])
+        elif got.type == Msg.RESULT:
+            op.put_end(Msg.RESULT, Fields(got.payload))
+        else:
+            raise ProtocolError(f"a frame of type {got.type}")
 
     # ---- operations ----
 
@@ -195,9 +231,21 @@ class AgentClient(asyncio.Protocol):
             raise Unavailable("the connection to the sandbox's agent ended")
         self._transport.write(wire.frame(type_, op_id, payload))
 
+    async def _send_in_turn(self, type_: int, op_id: int, payload: bytes = b"") -> None:
+        """As :meth:`_send`, once there is room."""
+        if not self._room.is_set():
+            await self._room.wait()
+        self._send(type_, op_id, payload)
+
+    def _broken(self, what: str) -> DsecError:
+        """Ends the connection of an agent that breaks the protocol."""
+        if self._transport is not None:
+            self._transport.abort()
+        return Unavailable(f"the sandbox's agent broke the protocol: {what}")
+
     def _open(self) -> _Operation:
         op = _Operation(self._next_id)
-        self._next_id = self._next_id + 1 if self._next_id < 0xFFFFFFF0 else 1
+        self._next_id = _usable_id(self._next_id + 1)
         self._ops[op.id] = op
         return op
 
@@ -205,11 +253,14 @@ class AgentClient(asyncio.Protocol):
         """Operations that run or wait to be acknowledged."""
         op = self._open()
         try:
-            self._send(Msg.LIST, op.id)
-            type_, value = await op.next()
-            if type_ == Msg.ERROR:
-                raise value
-            return [_listed(r) for r in wire.split_records(value, Tag.OP_ID)]
+            async with asyncio.timeout(LISTING_S):
+                await self._send_in_turn(Msg.LIST, op.id)
+                type_, value = await op.next()
+            if type_ != Msg.LISTING:
+                raise value if type_ == Msg.ERROR else self._broken("no answer to LIST")
+            return cast("list[Listed]", value)
+        except TimeoutError:
+            raise Unavailable("the sandbox's agent does not answer") from None
         finally:
             self._ops.pop(op.id, None)
 
@@ -220,7 +271,11 @@ class AgentClient(asyncio.Protocol):
         """Starts an operation and follows it to its result. Cancelling kills its tree
         and waits (bounded) until it is dead. Raises the agent's typed error."""
         op = self._open()
-        self._send(type_, op.id, payload)
+        try:
+            await self._send_in_turn(type_, op.id, payload)
+        except BaseException:
+            self._ops.pop(op.id, None)
+            raise
         return await self._follow(op, on_output, stdin, control)
 
     async def attach(
@@ -231,7 +286,7 @@ class AgentClient(asyncio.Protocol):
         from the beginning, then its result. ``stdin`` goes on after what it has taken."""
         op = self._ops[op_id] = _Operation(op_id)
         op.stdin_credit = 0  # the agent answers with all there is
-        self._send(Msg.ATTACH, op_id)
+        await self._send_in_turn(Msg.ATTACH, op_id)
         return await self._follow(op, on_output, stdin, control)
 
     async def _follow(
@@ -261,10 +316,10 @@ class AgentClient(asyncio.Protocol):
         while True:
             type_, value = await op.next()
             if type_ == Msg.DATA:
-                await on_output(value[0], value[1:])
+                await on_output(value[0], bytes(value[1:]))
                 credit = value[:1] + (len(value) - 1).to_bytes(4, "little")
                 if not self.lost:
-                    self._send(Msg.CREDIT, op.id, credit)
+                    await self._send_in_turn(Msg.CREDIT, op.id, credit)
             elif type_ == Msg.ERROR:
                 op.events.clear()
                 failed = [p for p in pumps if p.done() and not p.cancelled() and p.exception()]
@@ -272,8 +327,10 @@ class AgentClient(asyncio.Protocol):
                     failed[0].result()
                 op.put(type_, value)
                 raise value
+            elif type_ == Msg.RESULT:
+                return cast(Fields, value)
             else:
-                return Fields(value)
+                raise self._broken("no result of an operation")
 
     async def _kill(self, op: _Operation) -> None:
         """Ends what still runs and waits for the agent's word that it is gone."""
@@ -287,7 +344,7 @@ class AgentClient(asyncio.Protocol):
                     if type_ != Msg.DATA:
                         return
                     credit = value[:1] + (len(value) - 1).to_bytes(4, "little")
-                    self._send(Msg.CREDIT, op.id, credit)
+                    await self._send_in_turn(Msg.CREDIT, op.id, credit)
         except (TimeoutError, Unavailable):
             return
 
@@ -302,7 +359,7 @@ class AgentClient(asyncio.Protocol):
                         if self.lost:
                             return
                     op.stdin_credit -= len(piece)
-                    self._send(Msg.DATA, op.id, bytes([wire.STDIN]) + piece)
+                    await self._send_in_turn(Msg.DATA, op.id, bytes([wire.STDIN]) + piece)
         except Exception:
             self._send(Msg.KILL, op.id)  # an input that broke off is not an end of input
             raise
@@ -325,68 +382,15 @@ async def started(attempt: Callable[[], Awaitable[Fields]]) -> Fields:
     return await attempt()
 
 
+def _usable_id(number: int) -> int:
+    return number if 0 < number <= OP_ID_MAX else 1
+
+
 def _listed(record: Fields) -> Listed:
+    number = record.number(Tag.OP_ID)
+    if _usable_id(number) != number:
+        raise ProtocolError("an operation has an id of 32 bits")
     return Listed(
-        record.number(Tag.OP_ID), record.text(Tag.KEY), record.text(Tag.STATE) == "done",
+        number, record.text(Tag.KEY), record.text(Tag.STATE) == "done",
         record.number(Tag.TAKEN), bool(record.number(Tag.ROWS)),
     )  # fmt: skip
-
-
-def error_of(fields: Fields) -> DsecError:
-    """The typed error of an ERROR payload; its texts are data of the sandbox, bounded."""
-    details = {"errno": fields.text(Tag.ERRNO)[:32]} if Tag.ERRNO in fields else None
-    message = fields.text(Tag.MESSAGE, "failed").encode("utf-8", "replace").decode()[:1024]
-    return from_code(
-        fields.text(Tag.CODE), message,
-        field=fields.text(Tag.FIELD)[:64] or None, details=details,
-    )  # fmt: skip
-
-
-async def _connect_path(sock: socket.socket, path: Path) -> None:
-    """Connects through the folder's descriptor: socket paths end at 107 bytes."""
-    loop = asyncio.get_running_loop()
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        await loop.sock_connect(sock, f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.close(folder)
-
-
-async def _next_frames(sock: socket.socket, decoder: wire.FrameDecoder) -> list[wire.Frame]:
-    while True:
-        data = await asyncio.get_running_loop().sock_recv(sock, 65536)
-        if not data:
-            raise EOFError("the agent closed the connection")
-        frames = decoder.feed(data)
-        if frames:
-            return frames
-
-
-async def _greet(sock: socket.socket, decoder: wire.FrameDecoder, generation: str | None) -> Fields:
-    hello = wire.frame(Msg.HELLO, 0, wire.MAGIC + wire.field(Tag.VERSION, wire.VERSION))
-    await asyncio.get_running_loop().sock_sendall(sock, hello)
-    got = (await _next_frames(sock, decoder))[0]
-    if got.type != Msg.HELLO or not got.payload.startswith(wire.MAGIC):
-        raise ProtocolError("no greeting")
-    fields = Fields(got.payload[len(wire.MAGIC) :])
-    version = fields.number(Tag.VERSION)
-    if version != wire.VERSION:
-        raise Unsupported(f"the agent speaks protocol version {version}", field="version")
-    if generation is not None and fields.text(Tag.GENERATION) != generation:
-        raise Unsupported("the agent belongs to another generation", field="generation")
-    return fields
-
-
-async def _set_up(sock: socket.socket, decoder: wire.FrameDecoder, cgroups: CgroupFds) -> None:
-    fds = [*cgroups.v1, *(fd for fd in (cgroups.v2, cgroups.oom) if fd is not None)]
-    payload = (
-        wire.field(Tag.V1_COUNT, len(cgroups.v1))
-        + wire.field(Tag.HAS_V2, int(cgroups.v2 is not None))
-        + wire.field(Tag.HAS_OOM, int(cgroups.oom is not None))
-    )
-    socket.send_fds(sock, [wire.frame(Msg.SETUP, 0, payload)], fds)
-    got = (await _next_frames(sock, decoder))[0]
-    if got.type == Msg.ERROR:
-        raise error_of(Fields(got.payload))
-    if got.type != Msg.OK:
-        raise ProtocolError("no answer to the set-up")

@@ -118,7 +118,7 @@ def signal_name(number: int) -> str:
 
 def signal_number(name: str) -> int:
     """9 for ``KILL``, ``SIGKILL`` or ``9``; raises ``InvalidRequest``."""
-    if name.isdigit() and int(name) < 65:
+    if name.isascii() and name.isdigit() and len(name) < 3 and int(name) < 65:
         return int(name)
     try:
         return signal.Signals["SIG" + name.removeprefix("SIG")]

@@ -18,8 +18,9 @@ from shared.errors import InvalidRequest
 TYPES = {
     "f": "file", "d": "dir", "l": "symlink", "p": "fifo", "s": "socket", "c": "chr", "b": "blk",
 }  # fmt: skip
-LISTING_BYTES_MAX = 64 * 1024 * 1024
-READ_CHUNKS_AHEAD = 2  # chunks of at most 128 KiB between agent and reader
+ENTRIES_MAX = 65_536  # of one directory
+RECORD_BYTES_MAX = 16 * 1024  # of one entry: two paths and numbers
+READ_CHUNKS_AHEAD = 2  # chunks of at most 192 KiB between agent and reader
 
 
 def _payload(op: FileOp, path: str, user: str, *extra: bytes) -> bytes:
@@ -101,19 +102,24 @@ async def stat(agent: AgentClient, path: str, *, user: str) -> FileInfo:
 
 
 async def list_dir(agent: AgentClient, path: str, *, user: str) -> list[FileInfo]:
-    """The entries of a directory, sorted by path."""
-    raw = bytearray()
+    """The entries of a directory, sorted by path. Raises ``InvalidRequest`` for more than
+    ``ENTRIES_MAX``."""
+    base = path.rstrip("/")
+    infos: list[FileInfo] = []
+    decoder = wire.RecordDecoder(Tag.NAME, RECORD_BYTES_MAX)
+
+    def take(records: list[Fields]) -> None:  # bit by bit: a large one stalls nobody
+        infos.extend(info_of(r, f"{base}/{r.text(Tag.NAME)}") for r in records)
+        if len(infos) > ENTRIES_MAX:
+            raise InvalidRequest(f"a directory of more than {ENTRIES_MAX} entries", field="path")
 
     async def on_output(_stream: int, data: bytes) -> None:
-        raw.extend(data)
-        if len(raw) > LISTING_BYTES_MAX:
-            raise InvalidRequest("the directory is too large to be listed", field="path")
+        take(decoder.feed(data))
 
     payload = _payload(FileOp.LIST, path, user)
     await started(lambda: agent.run(Msg.FILE, payload, on_output))
-    base = path.rstrip("/")
-    records = wire.split_records(bytes(raw), Tag.NAME)
-    return sorted((info_of(r, f"{base}/{r.text(Tag.NAME)}") for r in records), key=lambda i: i.path)
+    take(decoder.end())
+    return sorted(infos, key=lambda i: i.path)
 
 
 async def mkdir(

@@ -97,6 +97,7 @@ class Tag(IntEnum):
     V1_COUNT = 83
     HAS_V2 = 84
     HAS_OOM = 85
+    HAS_LISTENER = 86
     OP_ID = 90
     STATE = 91
     TAKEN = 92
@@ -204,6 +205,11 @@ class Fields:
         raw = self._values.get(tag)
         return otherwise if raw is None else raw.decode("utf-8", "surrogateescape")
 
+    def shown(self, tag: int, most: int) -> str:
+        """Text to be shown: at most ``most`` characters, bytes that are not UTF-8 as U+FFFD."""
+        raw = self._values.get(tag, b"")[: 4 * most]
+        return raw.decode("utf-8", "replace")[:most]
+
 
 def split_records(payload: bytes, first: int) -> Iterator[Fields]:
     """Cuts a row of records that each begin with the tag ``first``."""
@@ -217,3 +223,36 @@ def split_records(payload: bytes, first: int) -> Iterator[Fields]:
         at += 5 + len(value)
     if start is not None:
         yield Fields(payload[start:])
+
+
+class RecordDecoder:
+    """Cuts a stream of fields into records that each begin with the tag ``first``; holds
+    at most one unfinished record of ``most`` bytes."""
+
+    def __init__(self, first: int, most: int) -> None:
+        self._first = first
+        self._most = most
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Fields]:
+        """The records that are complete now. Raises :class:`ProtocolError`."""
+        buffer = self._buffer
+        buffer += data
+        at, start, whole = 0, 0, []
+        while len(buffer) - at >= _FIELD.size:
+            tag, length = _FIELD.unpack_from(buffer, at)
+            if tag == self._first and at > start:
+                whole.append(Fields(bytes(buffer[start:at])))
+                start = at
+            if at + _FIELD.size + length > len(buffer):
+                break
+            at += _FIELD.size + length
+        del buffer[:start]
+        if len(buffer) > self._most:
+            raise ProtocolError(f"a record of more than {self._most} bytes")
+        return whole
+
+    def end(self) -> list[Fields]:
+        """The last record, where there is one. Raises :class:`ProtocolError`."""
+        rest, self._buffer = bytes(self._buffer), bytearray()
+        return [Fields(rest)] if rest else []

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from services.edge.agent import wire
-from services.edge.agent.client import AgentClient, CgroupFds
+from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, exec_payload, run_command
+from services.edge.agent.handshake import CgroupFds
 from services.edge.agent.wire import Fields, Frame, FrameDecoder, Msg, Tag
 from services.edge.drivers.base import ExecSpec
 from shared.errors import Unavailable, Unsupported
