@@ -34,6 +34,7 @@
 #define SIGNALS_MAX 32              /* signals that wait for the command's beginning */
 #define SESSIONS_MAX 32
 #define TIMEOUT_MAX_NS (1ull << 62)
+#define GUARD_GID 0x7ffffffeu       /* saved group of the agent and of what it keeps ready */
 #define NESTS 2                     /* kept ready for the next commands */
 #define SPARE_QUIET_NS 1000000ull   /* no refill this soon after a launch */
 #define ARG_MAX_BYTES 131072u       /* kernel bound of one argument or variable */
@@ -129,6 +130,7 @@ void launcher_news(void);
 void nests_clear(void);
 int nest_fd(int i);
 bool spare_reaped(pid_t pid);
+bool spare_is(pid_t pid);
 void launch_reaped(pid_t pid, int status);
 uint64_t spares_refill(uint64_t now, bool at_once);
 int root_fd(void);
@@ -198,6 +200,7 @@ void op_send_signals(struct op *op);
 bool op_has_begun(const struct op *op);
 void op_lost(int leaf);
 void ops_leave(void);
+bool op_is_unbegun(pid_t pid);
 void ops_disconnected(void);
 void ops_list(struct buf *b);
 

@@ -52,7 +52,12 @@ static void reap(int fd)
     pid_t pid;
     while (read(fd, si, sizeof si) > 0) {}
     launcher_news(); /* so that a dead child is known by its pid where possible */
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+    while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0) {
+        if (WIFSTOPPED(status)) {
+            if (pid == launcher_pid || spare_is(pid) || op_is_unbegun(pid))
+                kill(pid, SIGCONT); /* nothing of ours is stopped from inside */
+            continue;
+        }
         any = true;
         if (pid != launcher_pid && !spare_reaped(pid))
             launch_reaped(pid, status);
@@ -190,6 +195,9 @@ int main(int argc, char **argv)
         snprintf(name, sizeof name, "%s", argv[2]);
     generation = name;
     prctl(PR_SET_DUMPABLE, 0);
+    /* Who has all of a process's ids may set its limits (prlimit), whatever else it may
+     * not do; a saved group that nobody has as well as ours keeps root inside from that. */
+    if (setresgid((gid_t)-1, (gid_t)-1, GUARD_GID)) {}
     for (int i = 0; i < SESSIONS_MAX; i++)
         sessions[i].state_fd = -1;
     int chld = children_fd();

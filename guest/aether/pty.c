@@ -122,6 +122,17 @@ bool op_has_begun(const struct op *op)
     return op->at.pid > 1 && op->status_fd < 0;
 }
 
+/* Whether it is a command that has not executed its program yet, or a file operation. */
+bool op_is_unbegun(pid_t pid)
+{
+    for (int i = 0; i < OPS_MAX; i++)
+        if (ops[i].used && !ops[i].session && ops[i].at.pid == pid && !ops[i].reaped) {
+            op_read_report(&ops[i]);
+            return ops[i].file || !op_has_begun(&ops[i]);
+        }
+    return false;
+}
+
 void op_send_signals(struct op *op)
 {
     if (!op->waiting_count || op->reaped || !op_has_begun(op))

@@ -118,6 +118,8 @@ static int begin(struct session *s, struct op *op)
     buf_free(&op->in);
     if (!ok || write(s->ctl_fd, op->merge ? "m\n" : "g\n", 2) != 2)
         return -1;
+    if (s->at.pid > 1)
+        kill(s->at.pid, SIGCONT); /* a shell that something stopped would never read it */
     s->current = op;
     op->out[0].fd = fcntl(s->out_fd, F_DUPFD_CLOEXEC, 3);
     op->out[1].fd = fcntl(s->err_fd, F_DUPFD_CLOEXEC, 3);

@@ -20,7 +20,7 @@ from typing import Any, cast
 from services.edge.agent import handshake, wire
 from services.edge.agent.handshake import CgroupFds
 from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
-from shared.errors import DsecError, Unavailable, from_code
+from shared.errors import DsecError, Unavailable
 
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
@@ -75,7 +75,8 @@ class _Operation:
         if waits is not None and len(waits) < MERGED_BYTES:
             waits += memoryview(payload)[1:]
         elif self.events and len(payload) < MERGED_BYTES:
-            self._growing[payload[0]] = grows = bytearray(payload)
+            grows = bytearray(payload)
+            self._growing[payload[0]] = grows
             self.put(Msg.DATA, grows)
         else:
             self._growing.pop(payload[0], None)

@@ -94,10 +94,9 @@ def test_whatever_an_edge_sends_is_a_reply_or_a_typed_error(
 ) -> None:
     try:
         reply = asyncio.run(play(frames, joining))
-    except DSecError as exc:
-        assert str(exc)
-    else:
-        assert reply is None or isinstance(reply, ExecReply)
+    except DSecError:
+        return
+    assert reply is None or isinstance(reply, ExecReply)
 
 
 async def test_an_edge_that_sends_more_than_the_window_is_refused() -> None:
