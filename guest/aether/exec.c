@@ -142,6 +142,7 @@ void op_kill(struct op *op)
     } else if (op->session) {
         session_end(op->session);
     } else {
+        op->at.killed = true;
         cg_leaf_kill(op->at.leaf, op->at.pid);
     }
 }

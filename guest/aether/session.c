@@ -33,6 +33,7 @@ static void close_fd(int *fd)
 /* Ends what is left of the shell; the slot stays for the commands that wait. */
 static void shell_drop(struct session *s)
 {
+    s->at.killed = true; /* and its nest with it, which may not know that yet */
     cg_leaf_kill(s->at.leaf, s->at.pid);
     close_fd(&s->ctl_fd);
     close_fd(&s->text_fd);
@@ -103,6 +104,16 @@ static int shell_start(struct session *s, const struct buf *spec)
     return 0;
 }
 
+/* A shell that already died is no failure to tell it: its death is the answer. One that
+ * something stopped would never read it. */
+static bool tell(const struct session *s, const char *line)
+{
+    ssize_t k = write(s->ctl_fd, line, strlen(line));
+    if (s->at.pid > 1)
+        kill(s->at.pid, SIGCONT);
+    return k == (ssize_t)strlen(line) || (k < 0 && errno == EPIPE);
+}
+
 static int begin(struct session *s, struct op *op)
 {
     struct reader r = {op->in.p, op->in.p + op->in.len};
@@ -116,10 +127,8 @@ static int begin(struct session *s, struct op *op)
     bool ok = text && !ftruncate(s->text_fd, 0) && pwrite(s->text_fd, text, n, 0) == (ssize_t)n;
     free(text);
     buf_free(&op->in);
-    if (!ok || write(s->ctl_fd, op->merge ? "m\n" : "g\n", 2) != 2)
+    if (!ok || !tell(s, op->merge ? "m\n" : "g\n"))
         return -1;
-    if (s->at.pid > 1)
-        kill(s->at.pid, SIGCONT); /* a shell that something stopped would never read it */
     s->current = op;
     op->out[0].fd = fcntl(s->out_fd, F_DUPFD_CLOEXEC, 3);
     op->out[1].fd = fcntl(s->err_fd, F_DUPFD_CLOEXEC, 3);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from services.edge.drivers.base import Handle
-from shared.errors import CapacityExhausted, DsecError
+from shared.errors import CapacityExhausted, DsecError, Unavailable
 from tests.conformance.harness import new_uid, run
 from tests.integration.container.harness import ContainerHarness
 
@@ -143,15 +144,12 @@ async def test_the_agent_answers_while_the_workload_takes_all_it_can(
     task = asyncio.create_task(
         run(harness.driver, box, f"({STORMS[storm]}) >/dev/null 2>&1", timeout_s=1)
     )
-    seen = set()
     for _ in range(5):
         await asyncio.sleep(0.1)
         await answers(harness, box)
-        try:
+        with contextlib.suppress(CapacityExhausted, Unavailable):
             async with asyncio.timeout(STORM_S):
-                seen.add((await run(harness.driver, box, "true", timeout_s=5)).code)
-        except DsecError as exc:
-            assert isinstance(exc, CapacityExhausted) or exc.code == "unavailable", exc
+                await run(harness.driver, box, "true", timeout_s=5)
     await asyncio.wait({task}, timeout=STORM_S)
     assert task.done()
     await run(harness.driver, box, "rm -f /dev/shm/x; kill -9 -1")
