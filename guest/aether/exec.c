@@ -182,7 +182,7 @@ void op_lost(int leaf)
 void ops_leave(void)
 {
     for (int i = 0; i < OPS_MAX; i++)
-        if (ops[i].used && ops[i].done && ops[i].at.leaf >= 0)
+        if (ops[i].used && ops[i].done && (ops[i].at.leaf >= 0 || ops[i].at.sock > 0))
             place_leave(&ops[i].at);
 }
 

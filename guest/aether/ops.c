@@ -50,7 +50,7 @@ void op_free(struct op *op)
         close(op->status_fd);
     if (op->tty_fd >= 0)
         close(op->tty_fd);
-    if (op->at.leaf >= 0 || op->at.nest)
+    if (op->at.leaf >= 0 || op->at.sock > 0)
         place_leave(&op->at);
     buf_free(&op->in);
     buf_free(&op->report);
@@ -119,6 +119,10 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
     struct wish w = {.limit = 10u << 20};
     if (!set_up) { /* nothing ever runs outside the workload's groups */
         op_refuse(id, "unavailable", NULL, "the agent was not set up");
+        return;
+    }
+    if (!id) {
+        op_refuse(id, "invalid_request", "op_id", "an operation has an id that is not 0");
         return;
     }
     if (op_by_id(id)) {

@@ -389,7 +389,7 @@ def _usable_id(number: int) -> int:
 
 def _listed(record: Fields) -> Listed:
     number = record.number(Tag.OP_ID)
-    if _usable_id(number) != number:
+    if not 0 < number < 1 << 32:
         raise ProtocolError("an operation has an id of 32 bits")
     return Listed(
         number, record.text(Tag.KEY), record.text(Tag.STATE) == "done",

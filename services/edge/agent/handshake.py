@@ -20,6 +20,7 @@ from shared.errors import DsecError, Unsupported, from_code
 
 BACKLOG = 8
 READ_BYTES = 65536
+QUEUE_RETRY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,14 @@ def _in_folder(path: Path) -> Iterator[str]:
 
 
 async def connect(sock: socket.socket, path: Path) -> None:
-    """Connects to the socket at ``path``; raises ``OSError``."""
+    """Connects to the socket at ``path``; raises ``OSError``. The event loop's own way takes
+    a full queue of connections for one that is on its way, and returns unconnected."""
     with _in_folder(path) as name:
-        await asyncio.get_running_loop().sock_connect(sock, name)
+        while True:
+            try:
+                return sock.connect(name)
+            except BlockingIOError:
+                await asyncio.sleep(QUEUE_RETRY_S)
 
 
 async def greet(sock: socket.socket, decoder: wire.FrameDecoder, generation: str | None) -> Fields:
