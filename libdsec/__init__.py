@@ -50,6 +50,7 @@ from libdsec.errors import (
     Unsupported,
 )
 from libdsec.files import Files
+from libdsec.jobs import Job
 from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
 from libdsec.sandbox import Sandbox
@@ -83,6 +84,7 @@ __all__ = [
     "Info",
     "InternalError",
     "InvalidRequest",
+    "Job",
     "NoSpaceLeft",
     "NotARegularFile",
     "NotFound",

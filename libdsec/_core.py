@@ -121,8 +121,18 @@ class Core:
         self, verb: str, project: str, request: SandboxOpRequest, timeout_s: float
     ) -> dict[str, DSecError | str]:
         subject = self.calls.req_subject(project, "sandbox", verb)
-        reply = await self.calls.change(subject, request, OpReply, timeout_s=timeout_s)
-        return {r.uid: _outcome(verb, r) for r in reply.results}
+        found: dict[str, DSecError | str] = {}
+
+        def take(reply: OpReply) -> None:
+            found.update((r.uid, _outcome(verb, r)) for r in reply.results)
+
+        take(
+            await self.calls.change(
+                subject, request, OpReply, timeout_s=timeout_s,
+                done=lambda reply: reply.last, progress=take,
+            )
+        )  # fmt: skip
+        return found
 
     async def operate_where(
         self, verb: str, *, job: str | None, labels: dict[str, str], **facts: Any

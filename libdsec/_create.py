@@ -35,6 +35,8 @@ from libdsec.errors import DeadlineExceeded, DSecError, Unavailable, from_wire
 
 log = logging.getLogger("libdsec")
 
+CREATE_S = 120.0
+"""Default bound of a create."""
 HEAL_S = 1.0
 """First read of state when no answer comes; doubles up to MAX_HEAL_S."""
 MAX_HEAL_S = 10.0

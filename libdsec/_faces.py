@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libdsec import managers
+from libdsec import jobs, managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
 from libdsec.process import Output, Process
@@ -16,13 +16,15 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Quotas": (managers.Quotas, ()),
     "Nodes": (managers.Nodes, ()),
     "Audit": (managers.Audit, ()),
+    "Jobs": (jobs.Jobs, ()),
+    "Job": (jobs.Job, ("id", "lease_s", "on_lost", "sandboxes", "epoch", "lost")),
     "Files": (Files, ()),
     "Output": (Output, ()),
     "Process": (Process, ("stdout", "stderr")),
     "Sandbox": (Sandbox, ("uid", "project", "state", "job", "labels", "files")),
     "DSecClient": (
         DSecClient,
-        ("images", "projects", "keys", "grants", "quotas", "nodes", "audit"),
+        ("images", "projects", "keys", "grants", "quotas", "nodes", "audit", "jobs"),
     ),
 }
 """Public async classes by name, with the instance attributes they show."""

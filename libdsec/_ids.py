@@ -48,6 +48,12 @@ def item_uid(request_id: str, index: int) -> str:
     return request_id[:10] + _encode(int.from_bytes(digest[:10], "big"))[10:]
 
 
+def named(*parts: str) -> str:
+    """The id, formed as a ULID, that these words always have."""
+    digest = hashlib.sha256("\n".join(parts).encode()).digest()
+    return _encode(int.from_bytes(digest[:16], "big") >> 3)
+
+
 def uid_of(sandbox_id: str) -> str:
     """The uid of a public id ``<node>-<uid>`` or of a bare uid."""
     uid = sandbox_id.rpartition("-")[2]

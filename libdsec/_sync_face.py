@@ -103,6 +103,21 @@ def _iterates(method: Callable[..., Any]) -> Callable[..., Any]:
     return _marked(call, method)
 
 
+def _makes(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain method, called on the loop: what it makes belongs there."""
+
+    @functools.wraps(method)
+    def call(self: Face, *args: Any, **kw: Any) -> Any:
+        given, named = _arguments(args, kw)
+
+        async def make() -> Any:
+            return method(self._async, *given, **named)
+
+        return wrap(portal().call(make()))
+
+    return _marked(call, method)
+
+
 def _marked(call: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     """The signature stays visible, without the async function behind it."""
     call.__signature__ = inspect.signature(method)
@@ -127,6 +142,8 @@ def make_face(source: type, *, module: str, attributes: tuple[str, ...] = ()) ->
             members[name] = _iterates(member)
         elif inspect.iscoroutinefunction(member):
             members[_DUNDERS.get(name, name)] = _waits(member)
+        elif inspect.isfunction(member):
+            members[name] = _makes(member)
         elif isinstance(member, property):
             members[name] = _reads(name, member.__doc__)
     for name in attributes:
@@ -159,8 +176,10 @@ def _next(self: Face) -> Any:
 
 def _maker(source: type) -> Any:
     def __init__(self: Face, *args: Any, **kw: Any) -> None:
+        given, named = _arguments(args, kw)
+
         async def make() -> Any:
-            return source(*args, **kw)
+            return source(*given, **named)
 
         self._async = portal().call(make())
         self._async._sync_face = self

@@ -23,9 +23,13 @@ ATTRIBUTES = {
         "uid": "str", "project": "str", "state": "str", "job": "str | None",
         "labels": "dict[str, str]", "files": "Files",
     },
+    "Job": {
+        "id": "str", "lease_s": "float", "on_lost": "str", "sandboxes": "list[Sandbox]",
+        "epoch": "int", "lost": "DSecError | None",
+    },
     "DSecClient": {
         "images": "Images", "projects": "Projects", "keys": "Keys", "grants": "Grants",
-        "quotas": "Quotas", "nodes": "Nodes", "audit": "Audit",
+        "quotas": "Quotas", "nodes": "Nodes", "audit": "Audit", "jobs": "Jobs",
     },
 }  # fmt: skip
 """Types of the attributes that instances set."""
@@ -91,7 +95,9 @@ def _imports(used: set[str]) -> list[str]:
         for node in ast.parse(inspect.getsource(module)).body:
             if isinstance(node, ast.ImportFrom) and node.module != "__future__":
                 named = (RENAMED.get(a.name, a.name) for a in node.names)
-                wanted = (n for n in named if n in used and n not in exported)
+                wanted = (
+                    n for n in named if n in used and n not in exported and not n.isupper()
+                )
                 lines |= {f"from {node.module} import {n}" for n in wanted}
     defined = {"LocalPath": "files", "Progress": "files", "OnProgress": "managers"}
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}

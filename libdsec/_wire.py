@@ -225,10 +225,12 @@ class SandboxOpRequest(Versioned, frozen=True):
     deadline_s: Seconds | None = None
 
 class OpReply(Versioned, frozen=True):
-    """→ the client's inbox when every named sandbox has settled (or its error)."""
+    """→ the client's inbox when every named sandbox has settled (or its error). Many
+    results come in several messages; the final one is the ``last``."""
 
     request_id: Uid
     results: list[ItemResult]
+    last: bool = True
 
 class LayerRef(Message, frozen=True):
     """A layer in the store."""
@@ -668,6 +670,62 @@ class ImageQuery(Versioned, frozen=True):
     name: str | None = None
     kind: Kind | None = None
     projects: list[str] = []
+
+JobName = Annotated[str, Meta(min_length=1, max_length=128)]
+
+JobState = Literal["free", "leased", "lapsed"]
+"""``free``: nobody ever opened it, its sandboxes only carry its name."""
+
+OnLost = Literal["pause", "stop", "keep"]
+
+class JobRequest(Versioned, frozen=True):
+    """client → auth, ``dsec.req.v1.<project>.job.<open|renew>[.<principal>]``.
+
+    ``holder`` names the process that holds the lease: opening takes the job over from
+    any other holder, whose next renewal is a conflict.
+    """
+
+    request_id: Uid
+    job: JobName
+    holder: Uid
+    lease_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
+    on_lost: OnLost = "pause"
+
+class JobInfo(Message, frozen=True):
+    """A job. ``epoch`` counts its holders; ``sandboxes`` the live ones by state."""
+
+    project: Token
+    job: str
+    state: JobState
+    epoch: int = 0
+    holder: str = ""
+    principal: str = ""
+    lease_s: float = 0.0
+    lease_until: UnixTime | None = None
+    on_lost: OnLost = "pause"
+    changed_at: UnixTime = 0.0
+    sandboxes: dict[str, int] = {}
+
+class JobReply(Versioned, frozen=True):
+    """→ the client's inbox."""
+
+    request_id: Uid
+    job: JobInfo
+
+class JobQuery(Versioned, frozen=True):
+    """client → auth, ``dsec.get.v1.<project>.job.list``. ``after`` is the last name of
+    the page before."""
+
+    job: JobName | None = None
+    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 200
+    project: str | None = None
+
+class JobPage(Versioned, frozen=True):
+    """Jobs in the order of their names; ``next`` is set where more follow."""
+
+    jobs: list[JobInfo]
+    next: str | None = None
 
 class Finding(Versioned, frozen=True):
     """audit → security team, ``dsec.audit.v1.<project>.<severity>.<rule>``."""

@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 
 from libdsec import _ids, config
 from libdsec._core import Core
-from libdsec._create import Made, create
+from libdsec._create import CREATE_S, Made, create
 from libdsec._wire import (
     MAX_BATCH,
     IamQuery,
@@ -32,12 +32,12 @@ from libdsec.args import (
     seconds,
 )
 from libdsec.errors import DSecError, InvalidRequest, NotFound, Unavailable
+from libdsec.jobs import LEASE_S, Job, Jobs
 from libdsec.managers import Audit, Grants, Images, Keys, Nodes, Projects, Quotas
 from libdsec.results import Event
 from libdsec.sandbox import Sandbox
 
 OPEN_S = 10.0
-CREATE_S = 120.0
 EVENTS_MAX = 10_000
 """Events that may wait for a slow reader."""
 
@@ -76,6 +76,7 @@ class DSecClient:
         self.quotas = Quotas(core)
         self.nodes = Nodes(core)
         self.audit = Audit(core)
+        self.jobs = Jobs(core)
 
     def __repr__(self) -> str:
         state = "open" if self._opened else "closed"
@@ -244,6 +245,12 @@ class DSecClient:
             job=args.job,
             labels=args.labels,
         )
+
+    def job(self, id: str, *, lease_s: Seconds = LEASE_S, on_lost: str = "pause") -> Job:
+        """The job ``id``, to be held: ``async with client.job("run-7") as job``. While it is
+        held its lease of ``lease_s`` seconds is renewed. When nobody renews it, ``on_lost``
+        (``pause``, ``stop`` or ``keep``) happens to its sandboxes."""
+        return Job(self, id, lease_s=lease_s, on_lost=on_lost)
 
     # -- finding -----------------------------------------------------------------
 

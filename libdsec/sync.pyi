@@ -9,6 +9,7 @@ from libdsec._wire import AuditEntry
 from libdsec._wire import Finding
 from libdsec._wire import IamReply
 from libdsec._wire import ImageInfo
+from libdsec._wire import JobInfo
 from libdsec._wire import KeyInfo
 from libdsec._wire import NodeInfo
 from libdsec._wire import ProjectInfo
@@ -60,6 +61,7 @@ from libdsec import Unsupported as Unsupported
 
 CREATE_S: float
 DIFF_LIMIT_BYTES: int
+LEASE_S: float
 OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
 READY_S: float
@@ -140,6 +142,59 @@ class Audit:
         ...
 
     def findings(self, *, project: str | None=None) -> Iterator[Finding]:
+        ...
+class Jobs:
+
+    def list(self) -> Iterator[JobInfo]:
+        ...
+
+    def get(self, id: str) -> JobInfo:
+        ...
+
+    def pause(self, id: str) -> dict[str, DSecError | str]:
+        ...
+
+    def resume(self, id: str) -> dict[str, DSecError | str]:
+        ...
+
+    def stop(self, id: str, *, grace_s: Seconds=0.0) -> dict[str, DSecError | str]:
+        ...
+class Job:
+    id: str
+    lease_s: float
+    on_lost: str
+    sandboxes: list[Sandbox]
+    epoch: int
+    lost: DSecError | None
+
+    def open(self) -> Job:
+        ...
+
+    def close(self) -> None:
+        ...
+
+    def __enter__(self) -> Job:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
+        ...
+
+    def create(self, args: DSecRunArgs, *, key: str | None=None, timeout: Seconds=CREATE_S, wait: bool=True) -> Sandbox:
+        ...
+
+    def create_many(self, args: DSecRunArgs | Sequence[DSecRunArgs], *, n: int | None=None, key: str | None=None, timeout: Seconds=CREATE_S, wait: bool=True) -> list[Sandbox | DSecError]:
+        ...
+
+    def info(self) -> JobInfo:
+        ...
+
+    def pause(self) -> dict[str, DSecError | str]:
+        ...
+
+    def resume(self) -> dict[str, DSecError | str]:
+        ...
+
+    def stop(self, *, grace_s: Seconds=0.0) -> dict[str, DSecError | str]:
         ...
 class Files:
 
@@ -304,6 +359,7 @@ class DSecClient:
     quotas: Quotas
     nodes: Nodes
     audit: Audit
+    jobs: Jobs
 
     def __init__(self, url: str | None=None, api_key: str | None=None, project: str | None=None, *, open_timeout: Seconds=OPEN_S, keep: bool=False) -> None:
         ...
@@ -344,6 +400,9 @@ class DSecClient:
         ...
 
     def create_many(self, args: DSecRunArgs | Sequence[DSecRunArgs], *, n: int | None=None, timeout: Seconds=CREATE_S, wait: bool=True, request_id: str | None=None) -> list[Sandbox | DSecError]:
+        ...
+
+    def job(self, id: str, *, lease_s: Seconds=LEASE_S, on_lost: str='pause') -> Job:
         ...
 
     def get(self, id: str) -> Sandbox:

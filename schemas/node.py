@@ -41,7 +41,8 @@ class Heartbeat(Versioned, frozen=True):
     sum of the limits of the live sandboxes; ``used`` what was measured.
     ``counts[backend][project]`` are live sandboxes. ``epoch`` changes at every
     start of the edge process, ``seq`` rises by one a heartbeat. ``pressure`` are
-    shares 0…1 of stalled time (cpu, memory, io).
+    shares 0…1 of stalled time (cpu, memory, io). ``refusing`` names the limit that
+    keeps a node from ``admitting`` ("over cpu pressure 0.98").
     """
 
     node: Token
@@ -58,6 +59,7 @@ class Heartbeat(Versioned, frozen=True):
     admitting: bool = True
     version: str = ""
     hot_set: str | None = None
+    refusing: str = ""
 
 
 class JoinRequest(Versioned, frozen=True):

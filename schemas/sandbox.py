@@ -105,7 +105,8 @@ class CreateItem(Message, frozen=True, array_like=True):
 class CreateCommand(Message, frozen=True):
     """One client request, admitted. ``expires_at``: give up starting after it.
     ``projects``: the project and its ancestors, nearest first, whose images it sees
-    (empty: only its own)."""
+    (empty: only its own). ``asked_at``: when the bus stored the request; a job that was
+    stopped after it starts nothing of it."""
 
     project: Token
     principal: str
@@ -117,6 +118,7 @@ class CreateCommand(Message, frozen=True):
     reply_to: str | None = None
     trace: str | None = None
     projects: list[str] = []
+    asked_at: UnixTime = 0.0
 
 
 class SandboxCreate(Versioned, frozen=True):
@@ -154,6 +156,7 @@ class OpCommand(Message, frozen=True):
     request: SandboxOpRequest
     reply_to: str | None = None
     trace: str | None = None
+    asked_at: UnixTime = 0.0
 
 
 class SandboxOp(Versioned, frozen=True):
@@ -163,10 +166,12 @@ class SandboxOp(Versioned, frozen=True):
 
 
 class OpReply(Versioned, frozen=True):
-    """→ the client's inbox when every named sandbox has settled (or its error)."""
+    """→ the client's inbox when every named sandbox has settled (or its error). Many
+    results come in several messages; the final one is the ``last``."""
 
     request_id: Uid
     results: list[ItemResult]
+    last: bool = True
 
 
 class LayerRef(Message, frozen=True):

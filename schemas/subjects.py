@@ -166,7 +166,7 @@ DURABLES: tuple[Durable, ...] = (
     Durable(
         "scheduler_commands",
         "DSEC_CMD",
-        ("dsec.cmd.v1.sandbox.>", "dsec.cmd.v1.node.>"),
+        ("dsec.cmd.v1.sandbox.>", "dsec.cmd.v1.job.>", "dsec.cmd.v1.node.>"),
         owner="scheduler",
     ),
     Durable(
@@ -212,6 +212,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "create sandboxes"),
     Subject("dsec.req.v1.*.sandbox.*", "jetstream", "client", ("auth",), "SandboxOpRequest",
             "stop, pause, resume, set_timeout"),
+    Subject("dsec.req.v1.*.job.*", "jetstream", "client", ("auth",), "JobRequest",
+            "open, renew: the lease of a job"),
     Subject("dsec.req.v1.*.project.create", "jetstream", "client", ("auth",), "ProjectCreate",
             "make a child project"),
     Subject("dsec.req.v1.*.project.delete", "jetstream", "client", ("auth",), "ProjectDelete",
@@ -234,6 +236,7 @@ SUBJECTS: tuple[Subject, ...] = (
             "cordon, uncordon, drain"),
     Subject("dsec.get.v1.*.sandbox.*", "core", "client", ("auth",), "SandboxQuery",
             "get, list"),
+    Subject("dsec.get.v1.*.job.*", "core", "client", ("auth",), "JobQuery", "list"),
     Subject("dsec.get.v1.*.image.*", "core", "client", ("auth",), "ImageQuery", "get, list"),
     Subject("dsec.get.v1.*.audit.*", "core", "client", ("auth",), "AuditQuery", "list"),
     Subject("dsec.get.v1.>", "core", "client", ("auth",), "IamQuery",
@@ -250,6 +253,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "SandboxCreate", "admitted creates"),
     Subject("dsec.cmd.v1.sandbox.op.*", "jetstream", "auth", ("scheduler",), "SandboxOp",
             "admitted operations"),
+    Subject("dsec.cmd.v1.job.*.*", "jetstream", "auth", ("scheduler",), "JobCommand",
+            "admitted leases"),
     Subject("dsec.cmd.v1.node.op.*", "jetstream", "auth", ("scheduler",), "NodeCommand",
             "admitted node commands"),
     Subject("dsec.cmd.v1.image.*.*", "jetstream", "auth", ("imagesvc",), "ImageCommand",
@@ -276,6 +281,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "an edge starts"),
     Subject("dsec.rpc.v1.scheduler.sandboxes", "core", "auth", ("scheduler",),
             "SandboxQuery", "forwarded reads"),
+    Subject("dsec.rpc.v1.scheduler.jobs", "core", "auth", ("scheduler",), "JobQuery",
+            "forwarded reads"),
     Subject("dsec.rpc.v1.scheduler.nodes", "core", "auth|burst", ("scheduler",), "IamQuery",
             "the fleet"),
     Subject("dsec.rpc.v1.imagesvc.resolve", "core", "scheduler", ("imagesvc",),
@@ -303,14 +310,16 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
 REQ_GRANTS: frozenset[str] = frozenset(
     {
         "sandbox.create", "sandbox.stop", "sandbox.pause", "sandbox.resume",
-        "sandbox.set_timeout", "project.create", "project.delete", "key.create", "key.delete",
+        "sandbox.set_timeout", "job.open", "job.renew", "project.create", "project.delete",
+        "key.create", "key.delete",
         "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
         "node.cordon", "node.uncordon", "node.drain",
     }
 )  # fmt: skip
 GET_GRANTS: frozenset[str] = frozenset(
     {
-        "sandbox.get", "sandbox.list", "project.list", "key.list", "grant.list", "quota.get",
+        "sandbox.get", "sandbox.list", "job.list", "project.list", "key.list", "grant.list",
+        "quota.get",
         "image.get", "image.list", "node.list", "audit.read",
     }
 )  # fmt: skip

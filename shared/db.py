@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -77,6 +77,17 @@ class Database:
             if exc.connection_invalidated or _is_outage(exc):
                 raise Unavailable(f"database: {type(exc.orig).__name__}") from exc
             raise
+
+    def portion(
+        self, work: Callable[[AsyncConnection], Awaitable[int]]
+    ) -> Callable[[], Awaitable[int]]:
+        """``work`` as a transaction of its own each time it is called."""
+
+        async def once() -> int:
+            async with self.transaction() as connection:
+                return await work(connection)
+
+        return once
 
     async def ping(self) -> None:
         """Raises ``Unavailable`` when the database does not answer."""

@@ -38,9 +38,14 @@ async def fresh(
     return frozenset(row[0] for row in rows)
 
 
-async def prune(connection: AsyncConnection) -> None:
-    """Removes rows past their use."""
-    await connection.execute(
-        text("delete from inbox where at < now() - make_interval(secs => :keep)"),
-        {"keep": KEEP_S},
+async def prune(connection: AsyncConnection, *, limit: int) -> int:
+    """Removes rows past their use, at most ``limit``; returns how many."""
+    result = await connection.execute(
+        text(
+            "delete from inbox where (consumer, stream_seq) in (select consumer, stream_seq "
+            "from inbox where at < now() - make_interval(secs => :keep) limit :n "
+            "for update skip locked)"
+        ),
+        {"keep": KEEP_S, "n": limit},
     )
+    return result.rowcount

@@ -41,6 +41,7 @@ CAUSES: dict[str, bool] = {
     "output_limit": False,
     "policy_violation": False,
     "cancelled": False,
+    "job_lost": False,
     "quota": False,
     "invalid": False,
     "image": True,
@@ -83,7 +84,7 @@ def _rows() -> Iterator[Transition]:
         yield t(source, "lost", LOST, "watcher")
     # a node that refuses what it was also told to stop has nothing of it
     yield t(STOPPING, "refused", STOPPED, "edge")
-    yield t(RUNNING, "pause", PAUSING, "client")
+    yield t(RUNNING, "pause", PAUSING, "client or reconciler")
     yield t(RUNNING, "paused", PAUSED, "edge")
     yield t(PAUSING, "paused", PAUSED, "edge")
     yield t(PAUSING, "resumed", RUNNING, "edge")

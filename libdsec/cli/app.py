@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from libdsec.cli import admin, commands, doctor, files, images, sandboxes
+from libdsec.cli import admin, commands, doctor, files, images, jobs, sandboxes
 from libdsec.cli.common import connection
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ def options(
 for module in (commands, files, sandboxes, doctor):
     module.register(app)
 app.command("logs")(admin.logs)
+app.add_typer(jobs.app, name="job", help="Jobs: sandboxes that outlive their trainer.")
 app.add_typer(images.app, name="image", help="Images, workspaces and toolkits.")
 app.add_typer(admin.projects, name="project", help="Projects.")
 app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")

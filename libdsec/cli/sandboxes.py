@@ -106,12 +106,13 @@ def stop(
             labels = pairs(label, "labels")
             named = ids or None
             results = await c.stop_many(named, job=job, labels=labels, grace_s=grace_s)
-        return _outcomes(results, as_json=as_json)
+        return outcomes(results, as_json=as_json)
 
     run(work, as_json=as_json)
 
 
-def _outcomes(results: dict[str, DSecError | str], *, as_json: bool) -> int:
+def outcomes(results: dict[str, DSecError | str], *, as_json: bool) -> int:
+    """Shows what became of each; the exit code."""
     rows = [{"uid": uid, "outcome": str(outcome)} for uid, outcome in results.items()]
     table(rows, ("uid", "outcome"), as_json=as_json)
     bad = [o for o in results.values() if isinstance(o, DSecError)]
@@ -141,7 +142,7 @@ def _each(verb: str, ids: list[str] | None, *, as_json: bool) -> None:
                     results[id] = sandbox.state
                 except DSecError as exc:
                     results[id] = exc
-        return _outcomes(results, as_json=as_json)
+        return outcomes(results, as_json=as_json)
 
     run(work, as_json=as_json)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+from functools import partial
 
 from schemas.subjects import DURABLES, Durable
 from services.auth import store
@@ -22,13 +22,11 @@ from shared.bus import Bus
 from shared.clock import Clock, SystemClock
 from shared.consumer import BatchConsumer
 from shared.db import Database
-from shared.errors import DsecError
 from shared.health import Health
 from shared.outbox import Outbox
+from shared.periodic import Periodic, portions
 
 log = logging.getLogger(__name__)
-
-PRUNE_S = 600.0
 
 
 class App:
@@ -62,7 +60,7 @@ class App:
         self.health.add("requests", self.requests.check)
         self.health.add("releases", self.releases.check)
         self.health_port = 0
-        self._pruning: asyncio.Task[None] | None = None
+        self.pruning = Periodic("prune", self.prune, every_s=settings.auth_prune_s)
 
     async def start(self) -> None:
         """Connects and begins: connections first, so that others get in."""
@@ -76,15 +74,12 @@ class App:
         self.requests.start()
         self.releases.start()
         self.reconciler.start()
-        self._pruning = asyncio.create_task(self._prune(), name="prune")
+        self.pruning.start()
         log.info("ready")
 
     async def close(self) -> None:
         """Finishes what is at hand, in the order in which parts need each other."""
-        if self._pruning is not None:
-            self._pruning.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._pruning
+        await self.pruning.close()
         await self.reconciler.close()
         await asyncio.gather(self.reads.close(), self.requests.close(), self.releases.close())
         await self.records.close()
@@ -95,17 +90,13 @@ class App:
         await self.db.close()
         await self.health.close()
 
-    async def _prune(self) -> None:
-        while True:
-            try:
-                async with self.db.transaction() as connection:
-                    await inbox.prune(connection)
-                    keep_s = self.settings.auth_request_keep_s
-                    more = await store.prune_requests(connection, keep_s=keep_s)
-            except DsecError as exc:
-                log.warning("old requests stay for now: %s", exc.message)
-                more = 0
-            await asyncio.sleep(0 if more == store.PRUNE_ROWS else PRUNE_S)
+    async def prune(self) -> int:
+        """Removes what is past its use, in small transactions; returns the rows."""
+        rows, keep_s = self.settings.auth_prune_rows, self.settings.auth_request_keep_s
+        total = 0
+        for prune in (inbox.prune, partial(store.prune_requests, keep_s=keep_s)):
+            total += await portions(self.db.portion(partial(prune, limit=rows)), size=rows)
+        return total
 
 
 def _durable(name: str) -> Durable:

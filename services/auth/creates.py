@@ -117,8 +117,9 @@ def _digest(request: CreateRequest) -> bytes:
 
 
 def pieces(
-    create: Create, *, expires_at: float, reply_to: str | None, trace: str | None
-) -> Iterator[CreateCommand]:
+    create: Create, *, expires_at: float, reply_to: str | None, trace: str | None,
+    asked_at: float,
+) -> Iterator[CreateCommand]:  # fmt: skip
     """The scheduler's commands: at most ``PIECE_ITEMS`` items and about
     ``PIECE_BYTES`` of specs each."""
     start = 0
@@ -145,5 +146,5 @@ def pieces(
             request_id=create.request.request_id, total=create.total,
             specs=[create.specs[s] for s in specs], items=items,
             expires_at=expires_at, reply_to=reply_to, trace=trace,
-            projects=create.projects,
+            projects=create.projects, asked_at=asked_at,
         )  # fmt: skip

@@ -17,6 +17,7 @@ import msgspec
 from schemas.audit import Access
 from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage, decode, encode
 from schemas.image import ImageCommand, ImageCreate, ImageDelete
+from schemas.job import JobCommand, JobRequest, JobVerb
 from schemas.node import NodeCommand
 from schemas.sandbox import OpCommand, SandboxOpRequest, Verb
 from schemas.subjects import cmd
@@ -32,6 +33,7 @@ from shared.wire import bad_message
 COMMAND_BYTES = 1024 * 1024
 """About how much one message of commands carries."""
 OPS = frozenset(get_args(Verb))
+JOB_VERBS = frozenset(get_args(JobVerb))
 NODE_VERBS = frozenset({"cordon", "uncordon", "drain"})
 IMAGE_VERBS = frozenset({"create", "delete"})
 
@@ -100,6 +102,10 @@ def _read(entry: Entry) -> None:
     entry.digest = hashlib.sha256(ask.body).digest()
     if ask.entity == "sandbox" and ask.verb in OPS:
         _read_op(entry)
+    elif ask.entity == "job" and ask.verb in JOB_VERBS:
+        lease = decode(ask.body, JobRequest)
+        entry.command, entry.target = lease, lease.job
+        _identify(entry, lease.request_id)
     elif ask.entity == "node" and ask.verb in NODE_VERBS:
         node = decode(ask.body, NodeCommand)
         entry.command = msgspec.structs.replace(node, verb=ask.verb)
@@ -172,7 +178,7 @@ def _creates(entries: Iterable[Entry], now: float) -> list[Outgoing]:
             assert create is not None
             for piece in creates.pieces(
                 create, expires_at=now + create.request.timeout_s,
-                reply_to=entry.ask.reply_to, trace=entry.ask.trace,
+                reply_to=entry.ask.reply_to, trace=entry.ask.trace, asked_at=entry.ask.at,
             ):  # fmt: skip
                 yield entry.request_id, encode(piece)
 
@@ -206,6 +212,7 @@ def _ops(entries: Iterable[Entry]) -> list[Outgoing]:
                     project=entry.ask.project, principal=entry.ask.principal,
                     verb=entry.ask.verb, request=entry.command,  # type: ignore[arg-type]
                     reply_to=entry.ask.reply_to, trace=entry.ask.trace,
+                    asked_at=entry.ask.at,
                 )
             ),
         )
@@ -224,6 +231,12 @@ def _single(entry: Entry) -> Outgoing:
         headers[HEADER_REPLY] = ask.reply_to
     if ask.trace:
         headers[HEADER_TRACE] = ask.trace
+    if ask.entity == "job":
+        job = JobCommand(
+            project=ask.project, principal=ask.principal, verb=ask.verb,  # type: ignore[arg-type]
+            request=entry.command, reply_to=ask.reply_to,
+        )  # fmt: skip
+        return Outgoing(cmd("job", ask.verb, ask.project), encode(job), headers)
     if ask.entity == "node":
         subject = cmd("node", "op", entry.command.node)
         return Outgoing(subject, encode(entry.command), headers)

@@ -22,6 +22,7 @@ from schemas.audit import AuditQuery
 from schemas.base import HEADER_TRACE, BadMessage, ErrorReply, decode, encode
 from schemas.iam import IamQuery, IamReply, QuotaInfo
 from schemas.image import ImageQuery
+from schemas.job import JobQuery
 from schemas.sandbox import SandboxQuery
 from schemas.subjects import ANONYMOUS, WHOAMI, parse_client, rpc
 from services.auth import admission, iam_store, store
@@ -134,6 +135,11 @@ class Reads:
             scoped: Any = msgspec.structs.replace(query, project=ask.project)
             await self._path(ask)
             return await self._forward("scheduler", "sandboxes", scoped, targets(query.uids))
+        if ask.entity == "job" and ask.verb == "list":
+            jobs = decode(body, JobQuery)
+            await self._path(ask)
+            scoped = msgspec.structs.replace(jobs, project=ask.project)
+            return await self._forward("scheduler", "jobs", scoped, jobs.job or "")
         if ask.entity == "image" and ask.verb in ("get", "list"):
             images = decode(body, ImageQuery)
             path = await self._path(ask)

@@ -8,8 +8,6 @@ know after longer than any command may still be on its way.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Sequence
@@ -22,8 +20,8 @@ from services.auth.releases import release
 from services.auth.settings import Settings
 from shared.bus import Bus
 from shared.db import Database
-from shared.errors import DsecError
 from shared.lifecycle import TERMINAL
+from shared.periodic import Periodic
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ PAGE = 500
 """Charges a look."""
 
 
-class Reconciler:
+class Reconciler(Periodic):
     """Looks at old charges in the background until :meth:`close`."""
 
     def __init__(self, settings: Settings, *, db: Database, bus: Bus) -> None:
@@ -39,28 +37,9 @@ class Reconciler:
         self._db = db
         self._bus = bus
         self._after = ""
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begins in the background."""
-        self._task = asyncio.create_task(self._run(), name="reconcile charges")
-
-    async def close(self) -> None:
-        """Ends."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.auth_reconcile_s)
-            try:
-                await self.look()
-            except DsecError as exc:
-                log.warning("old charges stay for now: %s", exc.message)
-            except Exception:
-                log.exception("old charges stay for now")
+        super().__init__(
+            "reconcile charges", self.look, every_s=settings.auth_reconcile_s, at_once=False
+        )
 
     async def look(self) -> int:
         """Takes the next page; returns how many sandboxes were released."""

@@ -42,6 +42,10 @@ class Settings(Common, kw_only=True):
     """Levels of projects."""
     auth_request_keep_s: float = 30 * 86_400.0
     """How long a request id is remembered."""
+    auth_prune_s: float = 600.0
+    """Between removals of what is past its use."""
+    auth_prune_rows: int = 1_000
+    """Rows of one of their transactions."""
     auth_reconcile_s: float = 60.0
     """Between two looks at old charges."""
     auth_charge_check_s: float = 600.0

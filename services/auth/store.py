@@ -23,7 +23,6 @@ from shared.db import fetch
 
 _sql = cache(text)  # a statement is parsed once
 
-PRUNE_ROWS = 5_000
 """Most request rows removed at a time."""
 
 
@@ -255,15 +254,17 @@ async def old_charges(
     return [(row[0], row[1], row[2]) for row in rows]
 
 
-async def prune_requests(connection: AsyncConnection, *, keep_s: float) -> int:
-    """Forgets old requests, some at a time; returns how many."""
+async def prune_requests(connection: AsyncConnection, *, keep_s: float, limit: int) -> int:
+    """Forgets old requests of which nothing is charged, at most ``limit``; returns how
+    many."""
     result = await fetch(
         connection,
         _sql(
-            "delete from request where id in (select id from request "
-            "where at < now() - make_interval(secs => :keep) order by at limit :n "
-            "for update skip locked) returning id"
+            "delete from request where id in (select id from request r "
+            "where at < now() - make_interval(secs => :keep) "
+            "and not exists (select 1 from charge c where c.request = r.id) "
+            "order by at limit :n for update skip locked) returning id"
         ),
-        {"keep": keep_s, "n": PRUNE_ROWS},
+        {"keep": keep_s, "n": limit},
     )
     return len(result)

@@ -113,6 +113,7 @@ charge = Table(
     Column("millicores", BigInteger, nullable=False),
     Column("memory_mb", BigInteger, nullable=False),
     _at("at"),
+    Index("charge_request", "request"),
 )
 
 request = Table(

@@ -45,7 +45,8 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
     bus, db, health = Bus(settings, "burst"), Database(settings.pg_dsn, SCHEMA), Health("burst")
     outbox = Outbox(bus, db)
     handlers = Handlers(
-        Store(db, outbox), providers.make(settings.burst_provider), rule(settings), SystemClock(),
+        Store(db, outbox, keep_s=settings.burst_keep_s),
+        providers.make(settings.burst_provider), rule(settings), SystemClock(),
         silent_s=settings.burst_silent_s, repeat_s=settings.burst_publish_s,
     )  # fmt: skip
     bus.listen(hb("*"), Heartbeat, handlers.heartbeat)

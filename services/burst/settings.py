@@ -22,3 +22,5 @@ class Settings(Common, kw_only=True):
     burst_every_s: float = 1.0
     burst_publish_s: float = 30.0
     burst_silent_s: float = 5.0
+    burst_keep_s: float = 30 * 86_400.0
+    """How long told plans and leases that are over are kept."""

@@ -16,7 +16,17 @@ from shared.outbox import Outbox
 from shared.stored import Outgoing
 
 PLAN_LOCK = 0x62757273  # "burs": instances take turns at planning
-KEEP_PLANS_S = 30 * 24 * 3600
+PRUNE_ROWS = 100
+"""Rows past their use that go with one new plan."""
+_OLD_PLANS = text(
+    "delete from plan where id in (select id from plan "
+    "where at < now() - make_interval(secs => :keep) order by at limit :n)"
+)
+_OLD_LEASES = text(
+    "delete from lease where lease_id in (select lease_id from lease "
+    "where state in ('released', 'failed') "
+    "and at < now() - make_interval(secs => :keep) limit :n)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +41,10 @@ class Lease:
 class Store:
     """burst's access to its tables."""
 
-    def __init__(self, db: Database, outbox: Outbox) -> None:
+    def __init__(self, db: Database, outbox: Outbox, *, keep_s: float) -> None:
         self._db = db
         self._outbox = outbox
+        self._keep_s = keep_s
 
     async def last_plan(self) -> Plan | None:
         """The plan told last, by any instance."""
@@ -61,10 +72,8 @@ class Store:
                     "reason": plan.reason, "pools": encode(message.pools).decode(),
                 },
             )  # fmt: skip
-            await connection.execute(
-                text("delete from plan where at < now() - make_interval(secs => :keep)"),
-                {"keep": KEEP_PLANS_S},
-            )
+            for old in (_OLD_PLANS, _OLD_LEASES):
+                await connection.execute(old, {"keep": self._keep_s, "n": PRUNE_ROWS})
             rows = await self._outbox.add(connection, [Outgoing(subject, encode(message))])
         self._outbox.sent_by_me(rows)
         return True

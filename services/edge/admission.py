@@ -68,17 +68,19 @@ class Measured:
 def admit(
     demand: Amount, *, committed: Amount, limits: Limits, measured: Measured
 ) -> CapacityExhausted | None:
-    """``None``, or the refusal whose ``field`` names the limit that was reached."""
+    """``None``, or the refusal whose ``field`` names the limit that was reached, and
+    whose ``details["limit"]`` says so in words that are the same on every such node."""
     after = committed.plus(demand)
     capacity = limits.capacity
     if after.sandboxes > capacity.sandboxes:
-        return _refusal("sandboxes", f"{committed.sandboxes} of {capacity.sandboxes} sandboxes")
+        text = f"{committed.sandboxes} of {capacity.sandboxes} sandboxes"
+        return _refusal("sandboxes", text, "out of sandboxes")
     if demand.memory_mb and after.memory_mb > capacity.memory_mb:
         text = f"{demand.memory_mb} MiB over {committed.memory_mb} of {capacity.memory_mb} MiB"
-        return _refusal("memory_limit_mb", text)
+        return _refusal("memory_limit_mb", text, "out of memory_limit_mb")
     if demand.cores and after.cores > capacity.cores + _EPSILON:
         text = f"{demand.cores:g} cores over {committed.cores:g} of {capacity.cores:g}"
-        return _refusal("cpu_cores_limit", text)
+        return _refusal("cpu_cores_limit", text, "out of cpu_cores_limit")
     return _by_measure(limits, measured)
 
 
@@ -90,15 +92,18 @@ def _by_measure(limits: Limits, measured: Measured) -> CapacityExhausted | None:
     )
     for name, unit, free, floor in floors:
         if free < floor:
-            return _refusal(name, f"{free} {unit} free, {floor} must stay free")
+            text = f"{free} {unit} free, {floor} must stay free"
+            return _refusal(name, text, f"under {floor} {unit} free")
     for name, ceiling in limits.pressure.items():
         share = measured.pressure.get(name, 0.0)
         if share > ceiling:
-            return _refusal(f"pressure.{name}", f"{name} pressure {share:.2f} over {ceiling:.2f}")
+            text = f"{name} pressure {share:.2f} over {ceiling:.2f}"
+            return _refusal(f"pressure.{name}", text, f"over {name} pressure {ceiling:.2f}")
     return None
 
 
-def _refusal(limit: str, text: str) -> CapacityExhausted:
+def _refusal(field_: str, text: str, limit: str) -> CapacityExhausted:
     return CapacityExhausted(
-        f"the node is full: {text}", field=limit, cause="capacity", retry_after_s=RETRY_AFTER_S
-    )
+        f"the node is full: {text}", field=field_, cause="capacity",
+        retry_after_s=RETRY_AFTER_S, details={"limit": limit},
+    )  # fmt: skip

@@ -73,6 +73,9 @@ class Presence:
         measured = self._meter.measure()
         self._seq += 1
         committed = self._supervisor.committed
+        # not by what is committed: the scheduler counts that exactly, and a beat that
+        # is a second old must not keep room closed that was given back since
+        refusal = admit(Amount(), committed=Amount(), limits=self._limits, measured=measured)
         return Heartbeat(
             node=self._settings.node, epoch=self._epoch, seq=self._seq, at=time.time(),
             capacity=resources(self._limits.capacity), committed=resources(committed),
@@ -82,11 +85,7 @@ class Presence:
             ),
             pool=self._settings.pool, backends=self._backends(),  # type: ignore[arg-type]
             counts=self._supervisor.counts(), pressure=dict(measured.pressure),
-            # not by what is committed: the scheduler counts that exactly, and a beat that
-            # is a second old must not keep room closed that was given back since
-            admitting=admit(
-                Amount(), committed=Amount(), limits=self._limits, measured=measured
-            ) is None,
+            admitting=refusal is None, refusing=refusal.details["limit"] if refusal else "",
             version=VERSION,
         )  # fmt: skip
 

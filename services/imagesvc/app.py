@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+from functools import partial
 
 from schemas.image import ImageQuery, ResolveRequest
 from schemas.subjects import DURABLES, rpc
@@ -19,6 +19,7 @@ from shared.consumer import BatchConsumer
 from shared.db import Database
 from shared.errors import Unavailable
 from shared.health import Health
+from shared.periodic import Periodic, portions
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class App:
         self.handlers = Handlers(settings, self.bus, self.db, self.importer)
         self.consumer = BatchConsumer(self.bus, _COMMANDS, self.handlers.commands)
         self.health = Health("imagesvc")
-        self._pruning: asyncio.Task[None] | None = None
+        self.pruning = Periodic("prune requests", self.prune, every_s=settings.image_prune_s)
         self.bus.answer(
             rpc("imagesvc", "resolve"), ResolveRequest, self.handlers.resolve, queue=QUEUE
         )
@@ -63,7 +64,7 @@ class App:
             log.info("removed %d unfinished imports", swept)
         await self.bus.start()
         self.consumer.start()
-        self._pruning = asyncio.create_task(self._prune(), name="prune requests")
+        self.pruning.start()
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
         self.health.add("consumer", self._check_consumer)
@@ -73,10 +74,7 @@ class App:
     async def close(self) -> None:
         """Ends; an import at hand is broken off and comes again after the next start."""
         await self.health.close()
-        if self._pruning is not None:
-            self._pruning.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._pruning
+        await self.pruning.close()
         await self.consumer.close()
         await self.bus.close()
         await asyncio.to_thread(self.importer.close)
@@ -90,14 +88,11 @@ class App:
         if not await asyncio.to_thread(self.blobs.ready):
             raise Unavailable(f"{self.settings.store_url} is not writable")
 
-    async def _prune(self) -> None:
-        while True:
-            try:
-                async with self.db.transaction() as connection:
-                    await store.prune_requests(connection, self.settings.image_request_keep_s)
-            except Unavailable as error:
-                log.debug("prune: %s", error.message)
-            await asyncio.sleep(self.settings.image_prune_s)
+    async def prune(self) -> int:
+        """Forgets old requests, in small transactions; returns how many."""
+        rows, keep_s = self.settings.image_prune_rows, self.settings.image_request_keep_s
+        prune = partial(store.prune_requests, keep_s=keep_s, limit=rows)
+        return await portions(self.db.portion(prune), size=rows)
 
 
 async def main(settings: Settings, stop: asyncio.Event) -> None:

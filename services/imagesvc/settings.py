@@ -38,5 +38,7 @@ class Settings(Common, kw_only=True):
     """How long a request id is remembered."""
     image_prune_s: float = 3_600.0
     """Between removals of old request ids."""
+    image_prune_rows: int = 1_000
+    """Rows of one of their transactions."""
     progress_s: float = 0.5
     """Between two reports of an import's progress."""

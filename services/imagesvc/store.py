@@ -163,9 +163,14 @@ async def answer(
     )
 
 
-async def prune_requests(connection: AsyncConnection, keep_s: float) -> None:
-    """Forgets requests older than ``keep_s`` seconds."""
-    await connection.execute(
-        text("delete from request where at < now() - make_interval(secs => :keep)"),
-        {"keep": keep_s},
+async def prune_requests(connection: AsyncConnection, *, keep_s: float, limit: int) -> int:
+    """Forgets requests older than ``keep_s`` seconds, at most ``limit``; returns how
+    many."""
+    result = await connection.execute(
+        text(
+            "delete from request where (project, id) in (select project, id from request "
+            "where at < now() - make_interval(secs => :keep) limit :n for update skip locked)"
+        ),
+        {"keep": keep_s, "n": limit},
     )
+    return result.rowcount

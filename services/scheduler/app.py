@@ -12,6 +12,7 @@ import logging
 from schemas.burst import BurstPlan
 from schemas.iam import IamQuery
 from schemas.image import ImageChanged
+from schemas.job import JobQuery
 from schemas.node import Heartbeat, JoinRequest
 from schemas.sandbox import SandboxQuery
 from schemas.subjects import EDGE_DURABLE, durable, hb, join, rpc
@@ -20,6 +21,7 @@ from services.scheduler.creates import Creates
 from services.scheduler.fleet import Fleet
 from services.scheduler.handlers import Handlers
 from services.scheduler.images import Images
+from services.scheduler.jobs import Jobs
 from services.scheduler.ops import Ops
 from services.scheduler.questions import Questions
 from services.scheduler.reconcile import Reconciler
@@ -54,9 +56,12 @@ class App:
         self.fleet = Fleet(self.db, self.load, settings.view_refresh_s)
         self.images = Images(self.bus, settings.resolve_s)
         self.work = Work(settings, self.db, self.bus, self.outbox, self.fleet, self.images)
-        self.handlers = Handlers(self.work, Creates(self.work), Ops(self.work, self.db))
+        self.jobs = Jobs(self.work, self.db, connected=self._connected)
+        self.handlers = Handlers(
+            self.work, Creates(self.work), Ops(self.work, self.db), self.jobs
+        )
         self.watcher = Watcher(settings, self.db, self.load, connected=self._connected)
-        self.reconciler = Reconciler(self.work, self.db)
+        self.reconciler = Reconciler(self.work, self.db, self.fleet, self.jobs)
         self.consumers = [
             BatchConsumer(self.bus, durable("scheduler_commands"), self.handlers.commands),
             BatchConsumer(self.bus, durable("scheduler_observations"), self.handlers.observations),
@@ -78,6 +83,7 @@ class App:
         self.bus.answer(
             rpc("scheduler", "sandboxes"), SandboxQuery, questions.sandboxes, queue=QUEUE
         )
+        self.bus.answer(rpc("scheduler", "jobs"), JobQuery, self.jobs.page, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "nodes"), IamQuery, questions.nodes, queue=QUEUE)
 
     async def _plan(self, plan: BurstPlan, _: Incoming) -> None:

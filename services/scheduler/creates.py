@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from schemas.base import WireError, encode
 from schemas.sandbox import CreateCommand, CreateItem, ResolvedSpec, SandboxSpec
-from services.scheduler import decide, requests, sending, store
+from services.scheduler import decide, jobstore, leases, requests, sending, store
 from services.scheduler.images import Answer
+from services.scheduler.leases import Job
 from services.scheduler.model import Sandbox, event_of
 from services.scheduler.placement import amounts
 from services.scheduler.sending import SpecKey
@@ -40,6 +41,12 @@ class Item(NamedTuple):
     @property
     def uid(self) -> str:
         return self.item.uid
+
+    @property
+    def job(self) -> tuple[str, str] | None:
+        """Project and name of the job it is to belong to."""
+        name = self.spec.job if self.spec is not None else None
+        return (self.command.project, name) if name else None
 
 
 def items_of(command: CreateCommand) -> Iterator[Item]:
@@ -72,10 +79,12 @@ class Creates:
             existing = {r.uid: r for r in await store.find(unit.connection, [i.uid for i in items])}
             new = [i for i in items if i.uid not in existing]
             await self._put_specs(unit, new, answers)
+            jobs = await jobstore.share(unit.connection, {k for i in new if (k := i.job)})
             now = time.time()
             for item in new:
                 if item.uid not in unit.changes.rows:  # twice in one batch
-                    self._create(unit, item, answers, now)
+                    stopped = _stopped(item, jobs.get(item.job) if item.job else None)
+                    self._create(unit, item, answers, now, stopped)
             again = await self._repeated(unit, items, existing, now)
             unit.replies += sending.create_replies(again)
 
@@ -98,13 +107,15 @@ class Creates:
                 unit.bodies[item.key], unit.specs[item.key] = body, item.spec
         await requests.put_specs(unit.connection, bodies)
 
-    def _create(self, unit: Unit, item: Item, answers: Answers, now: float) -> None:
+    def _create(
+        self, unit: Unit, item: Item, answers: Answers, now: float, stopped: WireError | None
+    ) -> None:
         row = self._row(item, now)
         changes = unit.changes
         changes.rows[row.uid] = row
         unit.new.add(row.uid)
         body, error = answers.get(item.key, (None, None))
-        refused = item.item.refused or error or _without_spec(item)
+        refused = item.item.refused or stopped or error or _without_spec(item)
         if refused is not None:
             decide.reject(changes, row, refused, at=now)
         elif now >= row.expires_at:
@@ -159,6 +170,14 @@ def _without_spec(item: Item) -> WireError | None:
     if item.spec is not None:
         return None
     return WireError(code="internal", message="the item has no spec", is_infra=True)
+
+
+def _stopped(item: Item, job: Job | None) -> WireError | None:
+    """The error of a sandbox whose job was stopped after it was asked for."""
+    if job is None or not leases.starts_nothing(job, asked_at=item.command.asked_at or time.time()):
+        return None
+    text = f"job {job.id} was stopped before it was created"
+    return WireError(code="sandbox_died", message=text, cause="cancelled")
 
 
 def _taken(item: Item) -> WireError:

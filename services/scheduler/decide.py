@@ -1,8 +1,8 @@
-"""What an observation, an operation or time does to a sandbox. Pure.
+"""What placement, an observation or time does to a sandbox. Pure.
 
 Owns: judgement by :mod:`shared.lifecycle`, causes, errors, deadlines, what is asked
-of edges. Does not own: the choice of nodes (``placement``), rows in the database,
-the clock (times are given).
+of edges. Does not own: the choice of nodes (``placement``), operations of clients
+(``operating``), rows in the database, the clock (times are given).
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from schemas.base import WireError
-from schemas.sandbox import CreateCommand, ItemResult, Observation, OpCommand
+from schemas.sandbox import CreateCommand, Observation
 from services.scheduler.model import MAX_MESSAGE, Changes, NodeOp, Sandbox, Step, event_of
+from services.scheduler.placement import Failure
 from shared import lifecycle as life
+
+WAITING = "capacity"
+"""The cause of a requested sandbox that waits for a node to have room."""
+MARGIN_S, MARGIN = 1.0, 0.1
+"""A create that waits is refused so long (or such a share of its time) before its
+client stops waiting."""
+MAX_DOUBLINGS = 3
 
 ALIVE = frozenset({"starting", "running", "paused", "resumed"})
 """Observations of a sandbox that uses its node."""
@@ -29,6 +37,9 @@ class Deadlines:
     op_again_s: float = 5.0
     missing_s: float = 10.0
     attempts: int = 4
+    again_s: float = 1.0
+    """Between attempts at nodes that refused for want of capacity, doubled up to
+    ``MAX_DOUBLINGS`` times."""
 
 
 def advance(
@@ -78,12 +89,51 @@ def reject(changes: Changes, row: Sandbox, error: WireError, *, at: float) -> No
     )
 
 
-def unplaced(changes: Changes, row: Sandbox, error: WireError, *, at: float) -> None:
-    """Ends a sandbox that placement found no node for. Where nodes refused it before,
-    what they said is the better reason."""
-    if row.tried and error.code == "capacity_exhausted":
+def unplaced(
+    changes: Changes, row: Sandbox, failure: Failure, *, at: float, deadlines: Deadlines
+) -> None:
+    """What becomes of a sandbox that placement found no node for: it waits in the
+    queue where one may take it later, until shortly before its deadline. Where nodes
+    refused it, what they said is the better reason."""
+    error = failure.error
+    if failure.refused:
         error = exhausted(row, row.error, error.retry_after_s)
-    reject(changes, row, error, at=at)
+    if not failure.hope or error.code != "capacity_exhausted" or at >= patience(row):
+        reject(changes, row, error, at=at)
+    elif row.tried and _full(row.error):
+        _try_again(changes, row, error.message, at=at, deadlines=deadlines)
+    else:
+        after = replace(
+            row, cause=WAITING, error=None, message=error.message[:MAX_MESSAGE],
+            deadline_at=patience(row),
+        )  # fmt: skip
+        if after != row:  # a row that waits on is not written again
+            changes.rows[row.uid] = after
+
+
+def patience(row: Sandbox) -> float:
+    """When a sandbox that has no node yet is refused."""
+    return row.expires_at - min(MARGIN_S, MARGIN * (row.expires_at - row.created_at))
+
+
+def waits(row: Sandbox) -> bool:
+    """Whether it is in the queue for room."""
+    return row.state == life.REQUESTED and row.cause == WAITING
+
+
+def _full(error: WireError | None) -> bool:
+    return error is None or error.code == "capacity_exhausted"
+
+
+def _try_again(
+    changes: Changes, row: Sandbox, message: str, *, at: float, deadlines: Deadlines
+) -> None:
+    """All nodes may be asked again in a while: what they were out of comes back."""
+    pause_s = deadlines.again_s * 2 ** min(max(row.generation - 1, 0), MAX_DOUBLINGS)
+    changes.rows[row.uid] = replace(
+        row, tried=(), error=None, message=message[:MAX_MESSAGE],
+        deadline_at=min(at + pause_s, patience(row)),
+    )  # fmt: skip
 
 
 _CAUSE_OF_CODE = {
@@ -128,7 +178,7 @@ def place(changes: Changes, row: Sandbox, node: str, *, at: float, deadlines: De
         changes, row, "place", at=at, by="scheduler",
         node=node, generation=generation, placed_generation=generation,
         deadline_at=min(row.expires_at, at + deadlines.start_again_s),
-        message="", error=None,
+        message="", error=None, cause=None,
     )  # fmt: skip
 
 
@@ -197,7 +247,11 @@ def _refused(
     if at >= after.expires_at:
         expire(changes, after, at=at)
     elif len(after.tried) >= deadlines.attempts:
-        reject(changes, after, exhausted(after, seen.error), at=at)
+        error = exhausted(after, seen.error)
+        if error.code == "capacity_exhausted" and at < patience(after):
+            _try_again(changes, after, error.message, at=at, deadlines=deadlines)
+        else:
+            reject(changes, after, error, at=at)
     else:
         changes.place.append(row.uid)
 
@@ -207,7 +261,7 @@ def exhausted(row: Sandbox, last: WireError | None, retry_after_s: float | None 
     if last is not None and last.code in ("unsupported", "policy_denied", "invalid_request"):
         return last
     why = f": {last.message}" if last else f": {row.message}" if row.message else ""
-    full = last is None or last.code == "capacity_exhausted"
+    full = _full(last)
     return WireError(
         code="capacity_exhausted" if full else "unavailable",
         message=f"refused by {', '.join(row.tried)}{why}",
@@ -226,7 +280,7 @@ def expire(changes: Changes, row: Sandbox, *, at: float) -> None:
         cause="start_timeout", message=message, generation=row.generation + 1,
     )  # fmt: skip
     if after.node:
-        changes.ops.append(_node_op(after, "stop"))
+        changes.ops.append(node_op(after, "stop"))
 
 
 def lost(changes: Changes, row: Sandbox, *, at: float, message: str) -> None:
@@ -235,7 +289,7 @@ def lost(changes: Changes, row: Sandbox, *, at: float, message: str) -> None:
         changes, row, "lost", at=at, by="watcher",
         cause="node_lost", message=message, generation=row.generation + 1,
     )  # fmt: skip
-    changes.ops.append(_node_op(after, "stop"))
+    changes.ops.append(node_op(after, "stop"))
 
 
 def stop(
@@ -249,100 +303,31 @@ def stop(
         new |= {"op_id": op_id, "deadline_at": at + grace_s + deadlines.op_again_s}
     after = advance(changes, row, "stop", at=at, by=by, **new)
     if after.node and not after.terminal:
-        changes.ops.append(_node_op(after, "stop", grace_s=grace_s, trace=trace))
+        changes.ops.append(node_op(after, "stop", grace_s=grace_s, trace=trace))
 
 
-def _node_op(row: Sandbox, verb: str, **kw: Any) -> NodeOp:
+def node_op(row: Sandbox, verb: str, **kw: Any) -> NodeOp:
+    """An operation on a sandbox for the node that has it."""
     return NodeOp(row.node or "", verb, row.uid, row.project, row.generation, cause=row.cause, **kw)
 
 
-def operate(
-    changes: Changes, uid: str, command: OpCommand, *, at: float, deadlines: Deadlines
-) -> ItemResult | None:
-    """Applies a client's operation to one sandbox. Returns its result where that is
-    an error known at once, else ``None``: then the row tells, now or later."""
-    row = changes.rows.get(uid)
-    if row is None or row.project != command.project or row.request_id is None:
-        return _refusal(uid, 0, "stopped", "not_found", f"no sandbox {uid} in {command.project}")
-    if command.verb == "stop":
-        _client_stop(changes, row, command, at=at, deadlines=deadlines)
-        return None
-    if command.verb == "set_timeout":
-        return _set_timeout(changes, row, command)
-    return _pause_resume(changes, row, command, at=at, deadlines=deadlines)
-
-
-def _client_stop(
-    changes: Changes, row: Sandbox, command: OpCommand, *, at: float, deadlines: Deadlines
-) -> None:
-    request = command.request
-    if row.terminal:
-        return
-    if row.state == life.STOPPING:  # asked again, perhaps with less patience
-        waiting = changes.rows[row.uid] = replace(row, op_id=request.request_id)
-        op = _node_op(waiting, "stop", grace_s=request.grace_s, trace=command.trace)
-        changes.ops.append(op)
-        return
-    ran = row.running_at is not None
-    cause = request.cause if request.cause in life.CAUSES else "completed" if ran else "cancelled"
-    stop(
-        changes, row, at=at, by="client", cause=str(cause), deadlines=deadlines,
-        grace_s=request.grace_s, op_id=request.request_id, trace=command.trace,
-    )  # fmt: skip
-
-
-def _set_timeout(changes: Changes, row: Sandbox, command: OpCommand) -> ItemResult | None:
-    request = command.request
-    if row.terminal or row.state == life.STOPPING:
-        return _conflict(row, command.verb)
-    if row.node:
-        changes.ops.append(
-            _node_op(
-                row,
-                "set_timeout",
-                ttl_running_stop=request.ttl_running_stop,
-                deadline_s=request.deadline_s,
-                trace=command.trace,
-            )
-        )
-    return None
-
-
-def _pause_resume(
-    changes: Changes, row: Sandbox, command: OpCommand, *, at: float, deadlines: Deadlines
-) -> ItemResult | None:
-    verb = command.verb
-    op_id = command.request.request_id
-    done, going = (life.PAUSED, life.PAUSING) if verb == "pause" else (life.RUNNING, life.RESUMING)
-    if row.state == done:
-        return None
-    if row.state == going:
-        changes.rows[row.uid] = replace(row, op_id=op_id)
-        return None
-    if life.apply(row.state, verb) is None:
-        return _conflict(row, verb)
+def ask(
+    changes: Changes, row: Sandbox, verb: str, *, at: float, by: str, deadlines: Deadlines,
+    op_id: str | None = None, trace: str | None = None,
+) -> None:  # fmt: skip
+    """Asks the sandbox's node to pause or resume it; that must be legal."""
     after = advance(
-        changes, row, verb, at=at, by="client",
-        generation=row.generation + 1, op_id=op_id,
+        changes, row, verb, at=at, by=by, generation=row.generation + 1, op_id=op_id,
         deadline_at=at + deadlines.op_again_s,
     )  # fmt: skip
-    changes.ops.append(_node_op(after, verb, trace=command.trace))
-    return None
-
-
-def _conflict(row: Sandbox, verb: str) -> ItemResult:
-    message = f"{verb}: the sandbox is {row.state}"
-    return _refusal(row.uid, row.index, row.state, "conflict", message)
-
-
-def _refusal(uid: str, index: int, state: str, code: str, message: str) -> ItemResult:
-    error = WireError(code=code, message=message)
-    return ItemResult(index=index, uid=uid, state=state, error=error)  # type: ignore[arg-type]
+    changes.ops.append(node_op(after, verb, trace=trace))
 
 
 def overdue(changes: Changes, row: Sandbox, *, now: float, deadlines: Deadlines) -> None:
     """What to do with a row whose ``deadline_at`` has passed."""
-    if row.state in (life.REQUESTED, life.PLACED, life.STARTING) and now >= row.expires_at:
+    if waits(row) and now >= row.expires_at:
+        reject(changes, row, _no_room(row), at=now)
+    elif row.state in (life.REQUESTED, life.PLACED, life.STARTING) and now >= row.expires_at:
         expire(changes, row, at=now)
     elif row.state == life.REQUESTED:
         changes.place.append(row.uid)
@@ -351,13 +336,20 @@ def overdue(changes: Changes, row: Sandbox, *, now: float, deadlines: Deadlines)
         again = min(row.expires_at, now + deadlines.start_again_s)
         changes.rows[row.uid] = replace(row, deadline_at=again)
     elif row.state in _ASKED:
-        changes.ops.append(_node_op(row, _ASKED[row.state]))
+        changes.ops.append(node_op(row, _ASKED[row.state]))
         changes.rows[row.uid] = replace(row, deadline_at=now + deadlines.op_again_s)
     elif row.state in (life.RUNNING, life.PAUSED):
         lost(changes, row, at=now, message="the node started again without the sandbox")
     else:
         later = row.expires_at if row.state == life.STARTING else None
         changes.rows[row.uid] = replace(row, deadline_at=later)
+
+
+def _no_room(row: Sandbox) -> WireError:
+    return WireError(
+        code="capacity_exhausted", message=row.message, cause=WAITING, is_infra=True,
+        retryable=True,
+    )  # fmt: skip
 
 
 _ASKED = {life.PAUSING: "pause", life.RESUMING: "resume", life.STOPPING: "stop"}

@@ -7,8 +7,6 @@ stale or empty snapshot costs a second look under locks, never a wrong placement
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ from services.scheduler.placement import Amounts, NodeView, Overlay
 from shared.db import Database
 from shared.errors import Unavailable
 from shared.loadview import LoadView
+from shared.periodic import Periodic
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +35,17 @@ def pressure_of(beat: Heartbeat | None) -> float:
     return min(1.0, max(shares))
 
 
-class Fleet:
+class Fleet(Periodic):
     """Snapshot and overlay. ``cloud_share`` is what burst last asked for."""
 
     def __init__(self, db: Database, load: LoadView, refresh_s: float) -> None:
         self._db = db
         self._load_view = load
-        self._refresh_s = refresh_s
         self._nodes: list[Node] = []
         self._load: Mapping[str, Heartbeat] = {}
         self._extra: Amounts = {}
         self._overlay = Overlay()
-        self._task: asyncio.Task[None] | None = None
+        super().__init__("fleet", self.refresh, every_s=refresh_s)
         self.cloud_share = 0.0
         self.load_known = False
 
@@ -65,9 +63,15 @@ class Fleet:
         out = []
         for row in rows:
             beat = self._load.get(row.id)
-            admitting = beat is None or beat.epoch != row.epoch or beat.admitting
-            out.append(row.view(pressure_of(beat), admitting))
+            refusing = ""
+            if beat is not None and beat.epoch == row.epoch and not beat.admitting:
+                refusing = beat.refusing or nodes.REFUSING
+            out.append(row.view(pressure_of(beat), refusing))
         return out
+
+    def room(self, cores: float, memory_mb: int) -> bool:
+        """Whether any node would take a sandbox of this size now."""
+        return any(v.ready and v.fits(cores, memory_mb) for v in self.views())
 
     def begin(self, amounts: Amounts) -> int:
         """Counts placements that are about to be written."""
@@ -106,24 +110,3 @@ class Fleet:
     def load(self) -> Mapping[str, Heartbeat]:
         """The last load view read."""
         return self._load
-
-    def start(self) -> None:
-        """Begins to refresh in the background."""
-        self._task = asyncio.create_task(self._run(), name="fleet")
-
-    async def close(self) -> None:
-        """Ends."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.refresh()
-            except Unavailable as exc:
-                log.warning("fleet: %s", exc.message)
-            except Exception:
-                log.exception("fleet")
-            await asyncio.sleep(self._refresh_s)

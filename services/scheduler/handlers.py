@@ -6,21 +6,17 @@ Owns: decoding, grouping by kind, one span a batch. Does not own: the work
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from schemas.base import BadMessage, decode
+from schemas.job import JobCommand
 from schemas.node import NodeCommand
-from schemas.sandbox import (
-    CreateCommand,
-    EdgeObservations,
-    Observation,
-    OpCommand,
-    SandboxCreate,
-    SandboxOp,
-)  # fmt: skip
+from schemas.sandbox import EdgeObservations, Observation, SandboxCreate, SandboxOp
 from services.scheduler import decide, store
 from services.scheduler.creates import Creates
+from services.scheduler.jobs import Jobs
 from services.scheduler.ops import Ops
 from services.scheduler.work import Work
 from shared import telemetry
@@ -33,32 +29,40 @@ MAX_OBSERVATIONS = 4096
 class Handlers:
     """The handlers of ``scheduler_commands`` and ``scheduler_observations``."""
 
-    def __init__(self, work: Work, creates: Creates, ops: Ops) -> None:
+    def __init__(self, work: Work, creates: Creates, ops: Ops, jobs: Jobs) -> None:
         self._work = work
         self._creates = creates
         self._ops = ops
+        self._jobs = jobs
+        self._kinds: dict[str, Callable[[Sequence[Received]], Awaitable[None]]] = {
+            "sandbox.create": self._create,
+            "sandbox.op": self._operate,
+            "job": self._lease,
+            "node": self._administer,
+        }
 
     async def commands(self, batch: Sequence[Received]) -> None:
-        """Creates first, then operations: a stop finds what came before it."""
-        creates: list[CreateCommand] = []
-        ops: list[OpCommand] = []
-        node_ops: list[tuple[NodeCommand, str | None]] = []
+        """In their order, neighbours of a kind together: a stop finds what came before
+        it and leaves alone what came after."""
+        with telemetry.span("scheduler commands", parents=[m.trace for m in batch]):
+            for kind, group in itertools.groupby(batch, _kind):
+                await self._kinds[kind](list(group))
+
+    async def _create(self, batch: Sequence[Received]) -> None:
+        commands = [c for m in batch for c in decode(m.data, SandboxCreate).commands]
+        await self._creates.handle(commands)
+
+    async def _operate(self, batch: Sequence[Received]) -> None:
+        commands = [c for m in batch for c in decode(m.data, SandboxOp).commands]
+        await self._ops.handle(commands)
+
+    async def _lease(self, batch: Sequence[Received]) -> None:
+        await self._jobs.handle([decode(m.data, JobCommand) for m in batch])
+
+    async def _administer(self, batch: Sequence[Received]) -> None:
         for message in batch:
-            kind = message.subject.split(".")[3:5]
-            if kind == ["sandbox", "create"]:
-                creates += decode(message.data, SandboxCreate).commands
-            elif kind == ["sandbox", "op"]:
-                ops += decode(message.data, SandboxOp).commands
-            elif kind == ["node", "op"]:
-                node_ops.append((decode(message.data, NodeCommand), message.reply_to))
-            else:
-                raise BadMessage(f"nothing is done on {message.subject}")
-        parents = [c.trace for c in creates] + [c.trace for c in ops]
-        with telemetry.span("scheduler commands", parents=parents):
-            await self._creates.handle(creates)
-            await self._ops.handle(ops)
-            for command, reply_to in node_ops:
-                await self._ops.handle_node(command, reply_to)
+            command = decode(message.data, NodeCommand)
+            await self._ops.handle_node(command, message.reply_to)
 
     async def observations(self, batch: Sequence[Received]) -> None:
         """Applies what edges saw, in the order they saw it."""
@@ -80,3 +84,13 @@ class Handlers:
             now = time.time()
             for node, seen in found:
                 decide.observed(changes, node, seen, now=now, deadlines=self._work.deadlines)
+
+
+def _kind(message: Received) -> str:
+    """What a command is about. Raises ``BadMessage`` for what nothing is done on."""
+    entity, verb = message.subject.split(".")[3:5]
+    if entity in ("job", "node"):
+        return entity
+    if entity == "sandbox" and verb in ("create", "op"):
+        return f"{entity}.{verb}"
+    raise BadMessage(f"nothing is done on {message.subject}")

@@ -19,6 +19,9 @@ from services.scheduler.placement import Amounts, NodeView
 from shared.db import fetch
 from shared.errors import Internal
 
+REFUSING = "not admitting"
+"""Why a node takes nothing that does not say why."""
+
 _backends = msgspec.json.Decoder(dict[str, BackendStatus])
 
 
@@ -41,13 +44,15 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         """ready, cordoned, draining or lost."""
         return "lost" if self.lost_at is not None else self.admin
 
-    def view(self, pressure: float = 0.0, admitting: bool = True) -> NodeView:
-        """The row as placement takes it."""
+    def view(self, pressure: float = 0.0, refusing: str = "") -> NodeView:
+        """The row as placement takes it. ``refusing``: the limit that the node says
+        it has reached."""
+        away = self.state if self.state != "ready" else refusing
         return NodeView(
             self.id, self.pool, self.capacity, self.backends,
             cores=self.committed.cores, memory_mb=self.committed.memory_mb,
             sandboxes=self.committed.sandboxes, pressure=pressure,
-            ready=self.state == "ready" and self.admitting and admitting,
+            away=away or ("" if self.admitting else REFUSING),
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Operations of clients and operators: stop, pause, resume, set_timeout; node states.
 
 Owns: from a selection to rows, the wait until every named sandbox has settled. Does
-not own: what an operation means in a state (``decide``).
+not own: what an operation means in a state (``operating``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from schemas.base import ErrorReply, Ok, encode
 from schemas.node import NodeCommand
 from schemas.sandbox import MAX_BATCH, ItemResult, OpCommand
-from services.scheduler import decide, nodes, requests, sending, store
+from services.scheduler import jobstore, leases, nodes, operating, requests, sending, store
 from services.scheduler.work import Unit, Work
 from shared.bus import Outgoing
 from shared.db import Database
@@ -35,6 +35,7 @@ class Ops:
         if not commands:
             return
         async with self._work.unit() as unit:
+            await self._note_stops(unit, commands)
             selected = [await self._select(unit, c) for c in commands]
             rows = await store.lock(unit.connection, [u for s in selected for u in s])
             unit.changes.load(rows)
@@ -43,13 +44,28 @@ class Ops:
             for command, uids in zip(commands, selected, strict=True):
                 await self._apply(unit, command, uids, now)
 
+    async def _note_stops(self, unit: Unit, commands: Sequence[OpCommand]) -> None:
+        """Stops of whole jobs also end what was asked for before and is still under way."""
+        stops = [
+            c for c in commands
+            if c.verb == "stop" and c.request.job is not None and not c.request.labels
+        ]  # fmt: skip
+        keys = {(c.project, c.request.job or "") for c in stops}
+        jobs = await jobstore.lock(unit.connection, keys)
+        now = time.time()
+        for command in stops:
+            key = (command.project, command.request.job or "")
+            jobs[key] = leases.stopped(jobs[key], asked_at=command.asked_at or now, at=now)
+        await jobstore.save(unit.connection, jobs.values())
+
     async def _select(self, unit: Unit, command: OpCommand) -> list[str]:
         request = command.request
         uids = list(dict.fromkeys(request.uids))
         if request.job is not None or request.labels:
             uids += await store.select_live(
                 unit.connection, command.project,
-                job=request.job, labels=request.labels, limit=MAX_BATCH,
+                job=request.job, labels=request.labels, asked_at=command.asked_at or None,
+                limit=MAX_BATCH,
             )  # fmt: skip
         return list(dict.fromkeys(uids))[:MAX_BATCH]
 
@@ -70,7 +86,7 @@ class Ops:
         request, deadlines = command.request, self._work.deadlines
         settled: list[ItemResult] = []
         for uid in uids:
-            result = decide.operate(unit.changes, uid, command, at=now, deadlines=deadlines)
+            result = operating.operate(unit.changes, uid, command, at=now, deadlines=deadlines)
             if result is not None:
                 settled.append(result)
         rows = unit.changes.rows
@@ -86,7 +102,7 @@ class Ops:
             )  # fmt: skip
         elif command.reply_to:
             results = await self._work.results(unit, uids, settled)
-            unit.replies.append(sending.op_reply(command.reply_to, request.request_id, results))
+            unit.replies += sending.op_replies(command.reply_to, request.request_id, results)
 
     async def handle_node(self, command: NodeCommand, reply_to: str | None) -> None:
         """Sets what the operator wants of a node. A draining node gets no new

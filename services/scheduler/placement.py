@@ -11,6 +11,7 @@ heartbeats does not see the same empty node two hundred times.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,12 +21,15 @@ from schemas.sandbox import SandboxSpec
 
 PRESSURE_WEIGHT = 0.5
 """How much measured pressure (0…1) adds to a node's load, in committed shares."""
+MAX_REASONS = 6
+"""Reasons of one error, the most frequent ones."""
 
 
 @dataclass(slots=True)
 class NodeView:
     """A node as placement sees it: amounts in cores, MiB, sandboxes. ``pressure``
-    is the worst measured share of stalled or used time, 0…1."""
+    is the worst measured share of stalled or used time, 0…1. ``away``: why it takes
+    nothing at present ("lost", "over cpu pressure 0.98"), empty where it does."""
 
     id: str
     pool: str
@@ -35,7 +39,12 @@ class NodeView:
     memory_mb: int = 0
     sandboxes: int = 0
     pressure: float = 0.0
-    ready: bool = True
+    away: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes sandboxes now."""
+        return not self.away
 
     def fits(self, cores: float, memory_mb: int) -> bool:
         """Whether another sandbox of this size can be committed."""
@@ -84,12 +93,22 @@ class Ask:
     memory_mb: int
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why no node took a sandbox. ``hope``: one may later, as its amounts change or it
+    comes back; ``refused``: every node that could run it has said no itself."""
+
+    error: WireError
+    hope: bool = False
+    refused: bool = False
+
+
 @dataclass(slots=True)
 class Placed:
-    """Nodes by uid, and the error of each that found none."""
+    """Nodes by uid, and the failure of each that found none."""
 
     nodes: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, WireError] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
 
 
 def need_of(spec: SandboxSpec, exclude: Iterable[str] = ()) -> Need:
@@ -147,8 +166,13 @@ def place_batch(
     """Places what fits, counting each placement on ``nodes``. ``cloud_share`` is the
     portion tried first in the cloud; the other pool is the fall-back of both."""
     out = Placed()
+    failures: dict[tuple[Need, float, int], Failure] = {}
     pools: dict[Need, tuple[list[NodeView], list[NodeView]]] = {}
     for ask in asks:
+        shape = (ask.need, ask.cores, ask.memory_mb)
+        if shape in failures:  # nothing is given back on the way: the next fails, too
+            out.failed[ask.uid] = failures[shape]
+            continue
         pair = pools.get(ask.need)
         if pair is None:
             pair = pools[ask.need] = _eligible(ask.need, nodes)
@@ -157,7 +181,8 @@ def place_batch(
             home, cloud = cloud, home
         node = _best(ask, home, rng, choices) or _best(ask, cloud, rng, choices)
         if node is None:
-            out.failed[ask.uid] = refusal(ask, nodes, retry_after_s=retry_after_s)
+            failure = shortage(ask, nodes, retry_after_s=retry_after_s)
+            out.failed[ask.uid] = failures[shape] = failure
         else:
             node.add(ask.cores, ask.memory_mb)
             out.nodes[ask.uid] = node.id
@@ -190,33 +215,56 @@ def _best(ask: Ask, nodes: list[NodeView], rng: random.Random, choices: int) -> 
     return min(rng.sample(room, min(choices, len(room))), key=NodeView.load)
 
 
-def refusal(ask: Ask, nodes: Sequence[NodeView], *, retry_after_s: float) -> WireError:
+def shortage(ask: Ask, nodes: Sequence[NodeView], *, retry_after_s: float) -> Failure:
     """Why no node took it: nothing supports it, or everything is full or away."""
     reasons = [why_not(ask.need, n) for n in nodes]
     if nodes and all(reasons):
-        text = "; ".join(sorted({r for r in reasons if r})[:5])
-        return WireError(
+        text = "; ".join(sorted({r for r in reasons if r})[:MAX_REASONS])
+        error = WireError(
             code="unsupported",
             message=f"no node can run backend {ask.need.backend} as asked: {text}",
             field="require" if ask.need.features & _named(reasons) else "backend",
             cause="invalid",
         )
-    able = [n for n, r in zip(nodes, reasons, strict=True) if r is None and n.ready]
-    text = f"{len(able)} of {len(nodes)} nodes could run it, none has room"
-    if not able:
-        text = "no node is ready"
-    elif all(n.id in ask.need.exclude for n in able):
-        text = "every node that could run it has refused"
-    elif not any(_large_enough(ask, n) for n in able):
-        text = f"no node is large enough for {ask.cores:g} cores and {ask.memory_mb} MiB"
-    return WireError(
+        return Failure(error)
+    able = [n for n, r in zip(nodes, reasons, strict=True) if r is None]
+    hope = not nodes or any(_large_enough(ask, n) for n in able)
+    filters = Counter(r or _obstacle(ask, n) for n, r in zip(nodes, reasons, strict=True))
+    error = WireError(
         code="capacity_exhausted",
-        message=text,
+        message=_told(len(nodes), filters),
         cause="capacity",
         is_infra=True,
-        retryable=True,
-        retry_after_s=retry_after_s,
+        retryable=hope,
+        retry_after_s=retry_after_s if hope else None,
+        details={"nodes": len(nodes), "filters": dict(filters.most_common(MAX_REASONS))},
     )
+    return Failure(error, hope, bool(able) and all(n.id in ask.need.exclude for n in able))
+
+
+def _obstacle(ask: Ask, node: NodeView) -> str:
+    """What keeps a node that could run it from taking it now; the same words for the
+    same limit on every node."""
+    c = node.capacity
+    if not _large_enough(ask, node):
+        return f"not large enough for {ask.cores:g} cores and {ask.memory_mb} MiB"
+    if node.away:
+        return node.away
+    if node.id in ask.need.exclude:
+        return "refused it"
+    if node.sandboxes >= c.sandboxes:
+        return "out of sandboxes"
+    if node.memory_mb + ask.memory_mb > c.memory_mb:
+        return f"without {ask.memory_mb} MiB to give"
+    return f"without {ask.cores:g} cores to give"
+
+
+def _told(total: int, filters: Counter[str]) -> str:
+    """``2 nodes: 1 lost, 1 over cpu pressure 0.98``."""
+    if not total:
+        return "no node has joined"
+    parts = [f"{n} {reason}" for reason, n in sorted(filters.items(), key=lambda i: (-i[1], i[0]))]
+    return f"{total} node{'s' * (total > 1)}: {', '.join(parts[:MAX_REASONS])}"
 
 
 def _named(reasons: Iterable[str | None]) -> set[str]:

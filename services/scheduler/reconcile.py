@@ -6,20 +6,16 @@ schedulers share the work. Does not own: what is done to a row (``decide``).
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 import time
+from functools import partial
 
-from services.scheduler import decide, requests, store
+from services.scheduler import decide, retention, store
+from services.scheduler.fleet import Fleet
+from services.scheduler.jobs import Jobs
 from services.scheduler.work import Work
 from shared.db import Database
-from shared.errors import Unavailable
+from shared.periodic import Periodic, portions
 
-log = logging.getLogger(__name__)
-
-FORGET_EVERY = 60
-"""Passes between removals of what is past its use."""
 MAX_PORTIONS = 64
 """Portions of one pass; the rest waits for the next."""
 
@@ -27,46 +23,38 @@ MAX_PORTIONS = 64
 class Reconciler:
     """Runs between :meth:`start` and :meth:`close`; :meth:`once` is one pass."""
 
-    def __init__(self, work: Work, db: Database) -> None:
+    def __init__(self, work: Work, db: Database, fleet: Fleet, jobs: Jobs) -> None:
         self._work = work
         self._db = db
+        self._jobs = jobs
         self._settings = work.settings
-        self._task: asyncio.Task[None] | None = None
+        self._fleet = fleet
+        self._loops = [
+            Periodic("reconcile", self.once, every_s=work.settings.reconcile_s),
+            Periodic("queue", self.waiting, every_s=work.settings.wait_look_s),
+            Periodic("forget", self.forget, every_s=work.settings.forget_s),
+        ]
 
     def start(self) -> None:
         """Begins in the background."""
-        self._task = asyncio.create_task(self._run(), name="reconcile")
+        for loop in self._loops:
+            loop.start()
 
     async def close(self) -> None:
         """Ends; a pass at work is rolled back."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _run(self) -> None:
-        count = 0
-        while True:
-            try:
-                await self.once()
-                if count % FORGET_EVERY == 0:
-                    await self._forget()
-                count += 1
-            except Unavailable as exc:
-                log.warning("reconcile: %s", exc.message)
-            except Exception:
-                log.exception("reconcile")
-            await asyncio.sleep(self._settings.reconcile_s)
+        for loop in self._loops:
+            await loop.close()
 
     async def once(self) -> int:
         """One pass over everything that is due; returns the rows touched."""
         total = 0
-        for portion in (self.overdue, self.lost, self.draining):
-            for _ in range(MAX_PORTIONS):
-                done = await portion()
-                total += done
-                if done < self._settings.reconcile_rows:
-                    break
+        jobs = self._jobs
+        passes = (
+            self.overdue, self.lost, self.draining, jobs.lapse, jobs.pause_lost, jobs.stop_lost
+        )  # fmt: skip
+        for portion in passes:
+            rows = self._settings.reconcile_rows
+            total += await portions(portion, size=rows, most=MAX_PORTIONS)
         return total
 
     async def overdue(self) -> int:
@@ -106,6 +94,32 @@ class Reconciler:
                 )  # fmt: skip
         return len(rows)
 
-    async def _forget(self) -> None:
+    async def waiting(self) -> int:
+        """Places those that wait for room, as far as there is some; returns how many."""
         async with self._db.transaction() as connection:
-            await requests.forget_ops(connection, self._settings.op_keep_s)
+            queue = self._work.queue = await store.queue(connection)
+        placed = skip = 0
+        for _ in range(MAX_PORTIONS):
+            if skip >= queue.total or not self._fleet.room(queue.cores, queue.memory_mb):
+                break
+            async with self._work.unit() as unit:
+                rows = await self._work.load_queue(unit, skip=skip)
+            still = sum(decide.waits(unit.changes.rows[r.uid]) for r in rows)
+            placed += len(rows) - still
+            skip += still
+            if len(rows) < self._settings.reconcile_rows:
+                break
+        return placed
+
+    async def forget(self) -> int:
+        """Removes what is past its use, in small transactions; returns the rows."""
+        keep_s, rows = self._settings.keep_ended_s, self._settings.reconcile_rows
+        total = 0
+        for prune, age_s in (
+            (retention.operations, self._settings.op_keep_s),
+            (retention.ended, keep_s), (retention.requests, keep_s),
+            (retention.jobs, self._settings.job_keep_s),
+        ):  # fmt: skip
+            portion = self._db.portion(partial(prune, keep_s=age_s, limit=rows))
+            total += await portions(portion, size=rows, most=MAX_PORTIONS)
+        return total

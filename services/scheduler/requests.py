@@ -20,10 +20,12 @@ from services.scheduler.store import fetch
 from shared import db
 
 _INSERT_REQUESTS = text(
-    "insert into request (request_id, project, principal, reply_to, total, trace, projects) "
-    "select i, p, w, r, t, c, j::jsonb from unnest(cast(:i as text[]), cast(:p as text[]), "
-    "cast(:w as text[]), cast(:r as text[]), cast(:t as int[]), cast(:c as text[]), "
-    "cast(:j as text[])) as n(i, p, w, r, t, c, j) order by i "
+    "insert into request "
+    "(request_id, project, principal, reply_to, total, trace, projects, asked_at) "
+    "select i, p, w, r, t, c, j::jsonb, coalesce(to_timestamp(a), now()) from unnest("
+    "cast(:i as text[]), cast(:p as text[]), cast(:w as text[]), cast(:r as text[]), "
+    "cast(:t as int[]), cast(:c as text[]), cast(:j as text[]), cast(:a as float8[])) "
+    "as n(i, p, w, r, t, c, j, a) order by i "
     "on conflict (request_id) do update set reply_to = excluded.reply_to "
     "where request.project = excluded.project "
     "and request.reply_to is distinct from excluded.reply_to"
@@ -42,6 +44,7 @@ async def put_requests(connection: AsyncConnection, commands: Sequence[CreateCom
         "t": [c.total for c in last],
         "c": [c.trace for c in last],
         "j": [json_text(c.projects or [c.project]) for c in last],
+        "a": [c.asked_at or None for c in last],
     }
     await db.fetch(connection, _INSERT_REQUESTS, parameters)
 
@@ -104,7 +107,6 @@ _SETTLE_OPS = text(
     "returning op.request_id, op.reply_to, op.uids, op.settled, op.remaining"
 )
 _DELETE_OPS = text("delete from op where request_id = any(cast(:ids as text[]))")
-_FORGET_OPS = text("delete from op where at < now() - make_interval(secs => :keep)")
 _results = msgspec.json.Decoder(list[ItemResult])
 
 
@@ -137,8 +139,3 @@ async def settle_ops(
     if done:
         await db.fetch(connection, _DELETE_OPS, {"ids": [r[0] for r in done]})
     return [(r[0], r[1], r[2], _results.decode(r[3])) for r in done]
-
-
-async def forget_ops(connection: AsyncConnection, keep_s: float) -> None:
-    """Removes operations that nobody completed."""
-    await connection.execute(_FORGET_OPS, {"keep": keep_s})

@@ -32,7 +32,7 @@ MAX_SPEC_BYTES = 2 * 1024 * 1024
 """Bytes of specs in one message, unless one spec alone is larger."""
 MAX_OP_ITEMS = 4096
 MAX_RESULTS = 8192
-"""Results in one reply to a create."""
+"""Results in one reply."""
 
 SpecKey = tuple[str, int]
 
@@ -139,6 +139,12 @@ def create_replies(rows: Iterable[Sandbox]) -> list[Outgoing]:
     return out
 
 
-def op_reply(reply_to: str, request_id: str, results: list[ItemResult]) -> Outgoing:
-    """The one ``OpReply`` of an operation."""
-    return Outgoing(reply_to, encode(OpReply(request_id=request_id, results=results)))
+def op_replies(reply_to: str, request_id: str, results: list[ItemResult]) -> list[Outgoing]:
+    """The ``OpReply`` messages of an operation; the final one says that it is the last."""
+    out = []
+    for i in range(0, max(1, len(results)), MAX_RESULTS):
+        part = results[i : i + MAX_RESULTS]
+        last = i + MAX_RESULTS >= len(results)
+        reply = OpReply(request_id=request_id, results=part, last=last)
+        out.append(Outgoing(reply_to, encode(reply)))
+    return out

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from shared.settings import Common
 
+KEEP_LEAST_S = 25 * 3600.0
+"""Longer than a create that comes again may be on its way in its stream."""
+
 
 class Settings(Common, kw_only=True):
     """``DSEC_<FIELD>``. Times in seconds."""
@@ -22,6 +25,15 @@ class Settings(Common, kw_only=True):
     view_refresh_s: float = 0.5
     retry_after_s: float = 5.0
     """The hint to a client that found no capacity."""
+
+    refused_again_s: float = 1.0
+    """Between attempts at nodes that refused for want of capacity; doubles thrice."""
+    wait_rows: int = 4096
+    """Creates that may wait for room, in all; more are refused at once."""
+    wait_project_rows: int = 2048
+    """Of them, those of one project."""
+    wait_look_s: float = 0.5
+    """Between looks whether there is room for those that wait."""
 
     # watcher
     silence_s: float = 5.0
@@ -48,5 +60,19 @@ class Settings(Common, kw_only=True):
     """Between looks at streams and durables, beside those after reconnects."""
     resolve_s: float = 4.0
     """Wait for imagesvc."""
+    lease_late_s: float = 5.0
+    """How late a renewal may be processed before its job counts as lost."""
+    job_keep_s: float = 30 * 86_400.0
+    """A job without a lease and without live sandboxes is forgotten after it."""
+    forget_s: float = 60.0
+    """Between removals of what is past its use."""
     op_keep_s: float = 3600.0
     """An operation that nobody completed is forgotten after it."""
+    keep_ended_s: float = 31 * 86_400.0
+    """How long a sandbox that ended, its history and its request are known: longer than
+    auth remembers request ids (``auth_request_keep_s``), or a request that is repeated
+    in between would start a second sandbox; at least ``KEEP_LEAST_S``."""
+
+    def __post_init__(self) -> None:
+        if self.keep_ended_s < KEEP_LEAST_S:
+            raise ValueError(f"keep_ended_s: at least {KEEP_LEAST_S:g} s")

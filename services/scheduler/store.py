@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.base import WireError, decode
 from services.scheduler.model import Sandbox, Step, json_text
+from services.scheduler.turns import Queue
 from shared import db
 from shared.errors import Unavailable
 
@@ -100,6 +101,34 @@ async def lock_on_gone_nodes(
 async def lock_on_draining(connection: AsyncConnection, limit: int) -> list[Sandbox]:
     """A portion of the sandboxes that draining nodes still run, locked."""
     return [sandbox_of(r) for r in await fetch(connection, _ON_DRAINING, n=limit)]
+
+
+_IN_QUEUE = "state = 'requested' and cause = 'capacity'"
+_QUEUE = text(
+    "select project, count(*), min(cores), min(memory_mb) from sandbox "
+    f"where {_IN_QUEUE} group by project"
+)
+_NEXT = text(
+    f"{SELECT} join (select uid, row_number() over "
+    "(partition by project order by created_at, request_id, index) as turn "
+    f"from sandbox where {_IN_QUEUE} order by turn, created_at offset :skip limit :n) q "
+    "on q.uid = s.uid where s.state = 'requested' and s.cause = 'capacity' "
+    "order by q.turn, s.created_at for update of s skip locked"
+)
+
+
+async def queue(connection: AsyncConnection) -> Queue:
+    """What waits for room."""
+    rows = await fetch(connection, _QUEUE)
+    if not rows:
+        return Queue({})
+    return Queue({r[0]: r[1] for r in rows}, min(r[2] for r in rows), min(r[3] for r in rows))
+
+
+async def lock_next(connection: AsyncConnection, limit: int, *, skip: int = 0) -> list[Sandbox]:
+    """A portion of the queue in its order, locked, after the first ``skip``; rows that
+    another scheduler works on are left to it."""
+    return [sandbox_of(r) for r in await fetch(connection, _NEXT, n=limit, skip=skip)]
 
 
 def _arrays(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -252,7 +281,10 @@ async def adopt(connection: AsyncConnection, rows: Sequence[Sandbox]) -> list[st
 
 
 _SELECTED = text(
-    f"select s.uid from sandbox s where s.project = :project and {LIVE} "
+    "select s.uid from sandbox s left join request r on r.request_id = s.request_id "
+    f"where s.project = :project and {LIVE} "
+    "and (cast(:asked_at as float8) is null or r.asked_at is null "
+    "or r.asked_at <= to_timestamp(cast(:asked_at as float8))) "
     "and (cast(:job as text) is null or s.job = :job) "
     "and (cast(:labels as text) is null or s.labels @> cast(:labels as jsonb)) limit :n"
 )
@@ -260,9 +292,13 @@ _SELECTED = text(
 
 async def select_live(
     connection: AsyncConnection, project: str, *, job: str | None, labels: Mapping[str, str],
-    limit: int,
+    asked_at: float | None, limit: int,
 ) -> list[str]:  # fmt: skip
-    """The uids of a project's live sandboxes of a job or with labels."""
+    """The uids of a project's live sandboxes of a job or with labels that were asked
+    for by ``asked_at``."""
     wanted = json_text(labels) if labels else None
-    rows = await fetch(connection, _SELECTED, project=project, job=job, labels=wanted, n=limit)
+    rows = await fetch(
+        connection, _SELECTED, project=project, job=job, labels=wanted, asked_at=asked_at,
+        n=limit,
+    )
     return [r[0] for r in rows]

@@ -36,6 +36,7 @@ request = Table(
     Column("total", Integer, nullable=False),
     Column("trace", Text),
     Column("projects", JSONB, nullable=False, server_default=text("'[]'")),
+    Column("asked_at", DateTime(timezone=True), nullable=False, server_default=text("now()")),
     Column("at", DateTime(timezone=True), nullable=False, server_default=text("now()")),
 )
 """One client request: what its sandboxes share."""
@@ -110,6 +111,25 @@ op = Table(
 )
 """An operation that waits for ``remaining`` sandboxes; ``settled`` holds the results
 that were known at once (errors) as a JSON list."""
+
+job = Table(
+    "job",
+    metadata,
+    Column("project", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("principal", Text, nullable=False),
+    Column("lease_s", Float, nullable=False),
+    Column("lease_until", DateTime(timezone=True)),
+    Column("on_lost", Text, nullable=False),
+    Column("lapsed_at", DateTime(timezone=True)),
+    Column("stopped_at", DateTime(timezone=True)),
+    Column("changed_at", DateTime(timezone=True), nullable=False, server_default=text("now()")),
+)
+"""``stopped_at``: when the bus stored the last stop of the whole job. Creates lock the
+row for share, a stop for update: whichever came later sees the other."""
 
 node = Table(
     "node",

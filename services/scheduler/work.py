@@ -26,6 +26,7 @@ from services.scheduler.model import Changes, Sandbox, result_of
 from services.scheduler.placement import Ask, NodeView, Placed, need_of, place_batch
 from services.scheduler.sending import SpecKey
 from services.scheduler.settings import Settings
+from services.scheduler.turns import Queue, Turns, full, too_many
 from shared import telemetry
 from shared.bus import Bus, Outgoing
 from shared.db import Database
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 class Unit:
     """A running transaction: its connection, its changes, what it will send.
 
-    ``bodies`` are encoded specs known already; ``new`` the uids to be inserted.
+    ``bodies`` are encoded specs known already; ``new`` the uids to be inserted;
+    ``queue``: those that wait for room are in it already.
     """
 
     connection: AsyncConnection
@@ -49,6 +51,7 @@ class Unit:
     specs: dict[SpecKey, SandboxSpec] = field(default_factory=dict)
     replies: list[Outgoing] = field(default_factory=list)
     overlay: list[int] = field(default_factory=list)
+    queue: bool = False
 
 
 class Work:
@@ -65,13 +68,15 @@ class Work:
             start_again_s=settings.start_again_s,
             op_again_s=settings.op_again_s,
             missing_s=settings.missing_s,
-            attempts=settings.placement_attempts,
+            attempts=settings.placement_attempts, again_s=settings.refused_again_s,
         )
         self._db = db
         self._bus = bus
         self._outbox = outbox
         self._fleet = fleet
         self._rng = rng or random.Random()
+        self.queue = Queue({})
+        self._turns = Turns()
 
     @contextlib.asynccontextmanager
     async def unit(self) -> AsyncIterator[Unit]:
@@ -148,7 +153,7 @@ class Work:
         for request_id, reply_to, uids, settled in done:
             if reply_to:
                 results = await self.results(unit, uids, settled)
-                unit.replies.append(sending.op_reply(reply_to, request_id, results))
+                unit.replies += sending.op_replies(reply_to, request_id, results)
 
     async def results(
         self, unit: Unit, uids: Sequence[str], settled: Sequence[ItemResult]
@@ -168,20 +173,57 @@ class Work:
         return out
 
     async def _place(self, unit: Unit) -> None:
+        await self._take_queue(unit)
         asks = await self._asks(unit)
         if not asks:
             return
         changes, now = unit.changes, time.time()
         placed = self._choose(asks, self._fleet.views())
-        if placed.failed or not await self._lock_fitting(unit, asks, placed):
+        # what waits may go on waiting on a view that is half a second old
+        failed = any(not decide.waits(changes.rows[uid]) for uid in placed.failed)
+        if failed or not await self._lock_fitting(unit, asks, placed):
             rows = await nodes.lock(unit.connection, None)
             placed = self._choose(asks, self._fleet.exact(rows))
         for uid, node in placed.nodes.items():
             decide.place(changes, changes.rows[uid], node, at=now, deadlines=self.deadlines)
-        for uid, error in placed.failed.items():
-            decide.unplaced(changes, changes.rows[uid], error, at=now)
+        await self._unplaced(unit, placed, now)
         chosen = [changes.rows[uid] for uid in placed.nodes]
+        self._turns.served((row.project for row in chosen), self.queue.counts)
         unit.overlay.append(self._fleet.begin(nodes.deltas({}, chosen)))
+
+    async def _take_queue(self, unit: Unit) -> None:
+        """Those that wait come along with what is new: nobody is overtaken."""
+        queue = self.queue
+        if unit.queue or not queue.total or not self._fleet.room(queue.cores, queue.memory_mb):
+            return
+        await self.load_queue(unit)
+
+    async def load_queue(self, unit: Unit, *, skip: int = 0) -> list[Sandbox]:
+        """Takes a portion of the queue into ``unit``, to be placed."""
+        unit.queue = True
+        rows = await store.lock_next(unit.connection, self.settings.reconcile_rows, skip=skip)
+        rows = [r for r in rows if r.uid not in unit.changes.rows]
+        unit.changes.load(rows)
+        unit.changes.place += [r.uid for r in rows]
+        return rows
+
+    async def _unplaced(self, unit: Unit, placed: Placed, now: float) -> None:
+        """They wait, as far as the queue's bounds allow, or end."""
+        changes, settings, wanting = unit.changes, self.settings, []
+        for uid, failure in placed.failed.items():
+            row = changes.rows[uid]
+            decide.unplaced(changes, row, failure, at=now, deadlines=self.deadlines)
+            if decide.waits(changes.rows[uid]) and not decide.waits(row):
+                wanting.append(changes.rows[uid])
+        if not wanting:
+            return
+        queue = await store.queue(unit.connection)
+        over = too_many(
+            wanting, queue, limit=settings.wait_rows, project_limit=settings.wait_project_rows
+        )
+        for row in over:
+            decide.reject(changes, row, full(placed.failed[row.uid].error, queue), at=now)
+        self.queue = queue.plus([r for r in wanting if decide.waits(changes.rows[r.uid])])
 
     def _choose(self, asks: Sequence[Ask], views: Sequence[NodeView]) -> Placed:
         return place_batch(
@@ -199,6 +241,8 @@ class Work:
         rows = await nodes.lock(unit.connection, {*placed.nodes.values(), *released})
         views = {v.id: v for v in self._fleet.exact(rows)}
         for ask in asks:
+            if ask.uid in placed.failed:
+                continue
             view = views.get(placed.nodes[ask.uid])
             if view is None or not view.ready or not view.fits(ask.cores, ask.memory_mb):
                 await point.rollback()
@@ -208,7 +252,7 @@ class Work:
         return True
 
     async def _asks(self, unit: Unit) -> list[Ask]:
-        rows = [unit.changes.rows[uid] for uid in unit.changes.place]
+        rows = self._turns.order(unit.changes.rows[uid] for uid in unit.changes.place)
         errors = await self._load_specs(unit, rows)
         now, out = time.time(), []
         for row in rows:

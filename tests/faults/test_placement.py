@@ -33,9 +33,13 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DSecC
         yield client
 
 
+PATIENCE_S = 4.0
+"""What finds no room waits so long for some."""
+
+
 async def burst(client: DSecClient, count: int) -> list[Sandbox | BaseException]:
     """Creates one by one, all at once."""
-    calls = (client.create(fake_args(), timeout=CREATE_S / 5) for _ in range(count))
+    calls = (client.create(fake_args(), timeout=PATIENCE_S) for _ in range(count))
     return await asyncio.gather(*calls, return_exceptions=True)
 
 

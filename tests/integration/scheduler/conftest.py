@@ -52,7 +52,7 @@ def settings(ends: Endpoints, **kw: Any) -> Settings:
     values: dict[str, Any] = {
         "silence_s": 2.0, "lost_grace_s": 1.0, "node_write_s": 0.5, "start_again_s": 1.0,
         "op_again_s": 1.0, "reconcile_s": 0.2, "view_refresh_s": 0.2, "topology_s": 2.0,
-        "missing_s": 1.0, "resolve_s": 1.0,
+        "missing_s": 1.0, "wait_look_s": 0.1, "refused_again_s": 0.2, "resolve_s": 1.0,
     }  # fmt: skip
     return Settings(
         nats_url=ends.nats_url, nats_user="scheduler",

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import nats
+from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -221,6 +222,7 @@ class Trainer:
         self.results: dict[str, ItemResult] = {}
         self.answers = 0
         self.op_replies: dict[str, OpReply] = {}
+        self._op_parts: dict[str, list[ItemResult]] = {}
         self.events: list[SandboxEvent] = []
         self.nc: Client
 
@@ -242,7 +244,10 @@ class Trainer:
 
     async def _operated(self, message: Msg) -> None:
         reply = decode(message.data, OpReply)
-        self.op_replies[reply.request_id] = reply
+        parts = self._op_parts.setdefault(reply.request_id, [])
+        parts += reply.results
+        if reply.last:
+            self.op_replies[reply.request_id] = replace(reply, results=parts)
 
     async def _event(self, message: Msg) -> None:
         self.events.append(decode(message.data, SandboxEvent))
@@ -287,6 +292,7 @@ class Trainer:
         request_id = kw.pop("request_id", None) or ids.new()
         command = OpCommand(
             project=self.project,
+            asked_at=kw.pop("asked_at", 0.0),
             principal="p",
             verb=verb,  # type: ignore[arg-type]
             request=SandboxOpRequest(request_id=request_id, uids=uids, **kw),

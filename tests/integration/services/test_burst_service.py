@@ -178,7 +178,7 @@ class Cloud:
 @pytest.fixture
 async def store(bus: Bus, clean: str) -> AsyncIterator[Store]:
     db = Database(clean, "burst")
-    yield Store(db, Outbox(bus, db))
+    yield Store(db, Outbox(bus, db), keep_s=3600.0)
     await db.close()
 
 

@@ -24,7 +24,7 @@ def read(*specs: dict[str, Any], **more: Any) -> creates.Create:
 
 
 def pieces(create: creates.Create) -> list[Any]:
-    return list(creates.pieces(create, expires_at=1.0, reply_to=None, trace=None))
+    return list(creates.pieces(create, expires_at=1.0, asked_at=1.0, reply_to=None, trace=None))
 
 
 @given(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=40))

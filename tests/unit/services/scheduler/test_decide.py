@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from schemas.base import WireError
 from schemas.sandbox import Observation, OpCommand, SandboxOpRequest
-from services.scheduler import decide, nodes
+from services.scheduler import decide, nodes, operating
 from services.scheduler.decide import Deadlines
 from services.scheduler.model import Changes, Sandbox
+from services.scheduler.placement import Failure
 from shared import lifecycle as life
 
 UID = "01hzzzzzzzzzzzzzzzzzzzzzzz"
@@ -47,7 +48,7 @@ def operate(row: Sandbox, verb: str, **kw):
     made = changes(row)
     request = SandboxOpRequest(request_id="01hop0000000000000000000op", uids=[UID], **kw)
     command = OpCommand(project="lab", principal="p", verb=verb, request=request)
-    return made, decide.operate(made, UID, command, at=50.0, deadlines=AFTER)
+    return made, operating.operate(made, UID, command, at=50.0, deadlines=AFTER)
 
 
 @pytest.mark.parametrize("state", life.STATES)
@@ -95,10 +96,88 @@ def test_a_refusal_excludes_the_node_until_attempts_are_used_up() -> None:
     assert (row.state, row.node, row.tried, made.place) == (life.REQUESTED, None, ("n1",), [UID])
     tried = sandbox(life.PLACED, tried=("a", "b"))
     made, row = see(tried, "refused", message="full")
+    assert (row.state, row.tried, row.error) == (life.REQUESTED, (), None)  # later, anywhere
+    assert row.message == "refused by a, b, n1: full"
+    assert row.deadline_at == 101.0
+    assert made.place == []
+    late = sandbox(life.PLACED, tried=("a", "b"), expires_at=100.5)
+    made, row = see(late, "refused", message="full")
     assert (row.state, row.cause, row.is_infra) == (life.REJECTED, "capacity", True)
     assert row.error is not None
     assert row.error.code == "capacity_exhausted"
-    assert made.place == []
+
+
+LOST = WireError(
+    code="capacity_exhausted", message="1 node: 1 lost", cause="capacity", is_infra=True,
+    retryable=True, retry_after_s=5.0,
+)  # fmt: skip
+
+
+def unplaced(row: Sandbox, failure: Failure, *, at: float = 100.0) -> tuple[Changes, Sandbox]:
+    made = changes(row)
+    decide.unplaced(made, row, failure, at=at, deadlines=AFTER)
+    return made, made.rows[UID]
+
+
+def test_a_create_waits_for_room_until_shortly_before_its_deadline() -> None:
+    made, row = unplaced(sandbox(life.REQUESTED), Failure(LOST, hope=True))
+    assert decide.waits(row)
+    assert (row.message, row.error, row.deadline_at) == ("1 node: 1 lost", None, 999.0)
+    assert not made.steps
+    made, again = unplaced(row, Failure(LOST, hope=True), at=200.0)
+    assert made.changed() == []  # what waits on is not written again
+    made = changes(again)
+    decide.overdue(made, again, now=999.0, deadlines=AFTER)
+    assert made.place == [UID]  # once more
+    _, row = unplaced(again, Failure(LOST, hope=True), at=999.0)
+    assert (row.state, row.cause, row.is_infra) == (life.REJECTED, "capacity", True)
+    assert row.error == LOST
+
+
+def test_one_that_waited_while_no_scheduler_ran_is_refused_for_capacity() -> None:
+    waiting = unplaced(sandbox(life.REQUESTED), Failure(LOST, hope=True))[1]
+    made = changes(waiting)
+    decide.overdue(made, waiting, now=1000.0, deadlines=AFTER)
+    row = made.rows[UID]
+    assert row.state == life.REJECTED
+    assert row.error is not None
+    assert (row.error.code, row.error.message) == ("capacity_exhausted", "1 node: 1 lost")
+
+
+def test_one_that_waited_is_placed_and_stopped_like_any_other() -> None:
+    waiting = unplaced(sandbox(life.REQUESTED), Failure(LOST, hope=True))[1]
+    made = changes(waiting)
+    row = decide.place(made, waiting, "n1", at=120.0, deadlines=AFTER)
+    assert (row.state, row.cause, row.message) == (life.PLACED, None, "")
+    made, error = operate(waiting, "stop")
+    assert error is None
+    assert (made.rows[UID].state, made.rows[UID].cause) == (life.STOPPED, "cancelled")
+
+
+def test_what_can_never_be_satisfied_is_refused_at_once() -> None:
+    large = WireError(code="capacity_exhausted", message="1 node: 1 not large enough")
+    for failure in (Failure(large), Failure(WireError(code="unsupported", message="no vm"))):
+        _, row = unplaced(sandbox(life.REQUESTED), failure)
+        assert (row.state, row.error) == (life.REJECTED, failure.error)
+
+
+def test_nodes_that_refused_for_want_of_room_are_asked_again_less_and_less_often() -> None:
+    full = WireError(code="capacity_exhausted", message="cpu pressure 0.99 over 0.98")
+    pauses = []
+    for generation in (1, 2, 3, 4, 9):
+        row = sandbox(life.REQUESTED, generation=generation, tried=("n1",), error=full)
+        made, row = unplaced(row, Failure(LOST, hope=True, refused=True))
+        assert (row.state, row.tried, row.error) == (life.REQUESTED, (), None)
+        assert "cpu pressure 0.99 over 0.98" in row.message
+        assert row.deadline_at is not None
+        pauses.append(row.deadline_at - 100.0)
+        decide.overdue(made, row, now=row.deadline_at, deadlines=AFTER)
+        assert made.place == [UID]
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0]
+    denied = WireError(code="policy_denied", message="no enforcer")
+    row = sandbox(life.REQUESTED, tried=("n1",), error=denied)
+    assert unplaced(row, Failure(LOST, hope=True, refused=True))[1].error == denied
+    assert decide.waits(unplaced(row, Failure(LOST, hope=True))[1])  # others may take it
 
 
 def test_the_last_refusal_for_policy_is_told_as_such() -> None:
@@ -204,7 +283,7 @@ def test_whatever_comes_the_books_balance(start, history) -> None:
         elif verb:
             request = SandboxOpRequest(request_id=UID, uids=[UID])
             command = OpCommand(project="lab", principal="p", verb=verb, request=request)
-            decide.operate(made, UID, command, at=9.0, deadlines=AFTER)
+            operating.operate(made, UID, command, at=9.0, deadlines=AFTER)
         if UID in made.place and made.rows[UID].state == life.REQUESTED:
             made.place.clear()
             decide.place(made, made.rows[UID], "n2", at=9.0, deadlines=AFTER)

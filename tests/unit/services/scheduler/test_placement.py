@@ -57,7 +57,9 @@ def test_exactly_what_fits_is_placed() -> None:
     placed = place_batch(asks(100), nodes, random.Random(0), retry_after_s=7.0)
     assert Counter(placed.nodes.values()) == {"a": 10, "b": 10}
     assert len(placed.failed) == 80
-    for error in placed.failed.values():
+    for failure in placed.failed.values():
+        error = failure.error
+        assert failure.hope
         assert (error.code, error.retryable, error.is_infra) == ("capacity_exhausted", True, True)
         assert error.retry_after_s == 7.0
 
@@ -91,7 +93,8 @@ def test_an_unsupported_backend_is_named_with_its_reason() -> None:
     away = BackendStatus(supported=False, reason="no /dev/kvm")
     nodes = [NodeView("a", "onprem", ROOM, {"vm": away}), NodeView("b", "onprem", ROOM, {})]
     placed = place_batch(asks(1, Need("vm")), nodes, random.Random(0))
-    error = placed.failed["u0"]
+    assert not placed.failed["u0"].hope
+    error = placed.failed["u0"].error
     assert (error.code, error.field) == ("unsupported", "backend")
     assert "no /dev/kvm" in error.message
 
@@ -111,24 +114,58 @@ def test_a_limit_needs_its_enforcer() -> None:
     )
     assert why_not(need, node("a", backend=no_pids)) == "pids_limit: not supported"
     placed = place_batch(asks(1, need), [node("a", backend=without)], random.Random(0))
-    assert (placed.failed["u0"].code, placed.failed["u0"].field) == ("unsupported", "require")
+    error = placed.failed["u0"].error
+    assert (error.code, error.field) == ("unsupported", "require")
 
 
 def test_excluded_cordoned_and_full_nodes_get_nothing() -> None:
-    nodes = [node("a"), node("b", ready=False), node("c")]
+    nodes = [node("a"), node("b", away="cordoned"), node("c")]
     need = Need("fake", exclude=frozenset({"a"}))
     placed = place_batch(asks(20, need), nodes, random.Random(0))
     assert set(placed.nodes.values()) == {"c"}
     none = place_batch(
         asks(1, Need("fake", exclude=frozenset({"a", "c"}))), nodes, random.Random(0)
     )
-    assert none.failed["u0"].code == "capacity_exhausted"
-    assert "refused" in none.failed["u0"].message
+    error = none.failed["u0"].error
+    assert error.code == "capacity_exhausted"
+    assert error.message == "3 nodes: 2 refused it, 1 cordoned"
 
 
 def test_without_nodes_it_is_a_matter_of_time() -> None:
-    placed = place_batch(asks(1), [], random.Random(0))
-    assert (placed.failed["u0"].code, placed.failed["u0"].retryable) == ("capacity_exhausted", True)
+    failure = place_batch(asks(1), [], random.Random(0)).failed["u0"]
+    assert failure.hope
+    assert (failure.error.code, failure.error.retryable) == ("capacity_exhausted", True)
+    assert failure.error.message == "no node has joined"
+
+
+def test_a_shortage_says_what_each_node_is_out_of() -> None:
+    small = Resources(cores=100.0, memory_mb=1000, sandboxes=2)
+    nodes = [
+        node("a", away="lost"), node("b", away="over cpu pressure 0.98"),
+        node("c", away="over cpu pressure 0.98"), node("d", room=small, memory_mb=901),
+        node("e", room=small, sandboxes=2), node("f", room=Resources(1.0, 10, 10)),
+        node("g", room=Resources(2.0, 1000, 9), cores=1.5),
+        NodeView("h", "onprem", ROOM, {}),
+    ]  # fmt: skip
+    failure = place_batch(asks(1), nodes, random.Random(0)).failed["u0"]
+    assert failure.hope
+    assert failure.error.details["nodes"] == 8
+    assert failure.error.message.startswith("8 nodes: 2 over cpu pressure 0.98, 1 ")
+    (least,) = place_batch(asks(1), nodes[3:4], random.Random(0)).failed.values()
+    assert least.error.message == "1 node: 1 without 100 MiB to give"
+    two = place_batch(asks(1), nodes[:2], random.Random(0)).failed["u0"].error
+    assert two.message == "2 nodes: 1 lost, 1 over cpu pressure 0.98"
+    assert two.details["filters"] == {"lost": 1, "over cpu pressure 0.98": 1}
+
+
+def test_what_no_node_is_large_enough_for_has_no_hope() -> None:
+    small = node("a", room=Resources(cores=2.0, memory_mb=50, sandboxes=9))
+    failure = place_batch(asks(1), [small], random.Random(0)).failed["u0"]
+    assert not failure.hope
+    assert (failure.error.code, failure.error.retryable) == ("capacity_exhausted", False)
+    assert failure.error.message == "1 node: 1 not large enough for 1 cores and 100 MiB"
+    away = place_batch(asks(1), [small, node("b", away="lost")], random.Random(0))
+    assert away.failed["u0"].hope  # it may come back
 
 
 def test_cloud_nodes_take_their_share_and_what_does_not_fit() -> None:

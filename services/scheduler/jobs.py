@@ -1,0 +1,128 @@
+"""Jobs: their leases as trainers open and renew them, and what follows when they stop.
+
+Owns: the handling of ``JobCommand``, the pass over leases that ran out, the answer to
+who asks for jobs. Does not own: judgements (``leases``, ``decide``), SQL (``jobstore``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from schemas.base import ErrorReply, encode
+from schemas.job import JobCommand, JobPage, JobQuery, JobReply
+from services.scheduler import decide, jobstore, leases
+from services.scheduler.work import Work
+from shared.bus import Incoming, Outgoing
+from shared.db import Database
+from shared.errors import DsecError
+from shared.wire import to_wire
+
+log = logging.getLogger(__name__)
+
+
+class Jobs:
+    """Handles commands, passes and questions about jobs. ``connected`` tells whether
+    the bus is there: while it is away nobody could renew."""
+
+    def __init__(self, work: Work, db: Database, *, connected: Callable[[], bool]) -> None:
+        self._work = work
+        self._db = db
+        self._settings = work.settings
+        self._connected = connected
+        self._listening_since: float | None = None
+
+    async def handle(self, commands: Sequence[JobCommand]) -> None:
+        """Opens and renews, in order, in one transaction; each is answered for itself."""
+        if not commands:
+            return
+        replies: list[Outgoing] = []
+        async with self._db.transaction() as connection:
+            rows = await jobstore.lock(connection, {(c.project, c.request.job) for c in commands})
+            now, before = time.time(), dict(rows)
+            for command in commands:
+                key = (command.project, command.request.job)
+                reply: JobReply | ErrorReply
+                try:
+                    rows[key] = _judge(rows[key], command, now)
+                    counts = await jobstore.counts(connection, command.project, [key[1]])
+                    info = leases.info_of(rows[key], counts[key[1]])
+                    reply = JobReply(request_id=command.request.request_id, job=info)
+                except DsecError as exc:
+                    request_id = command.request.request_id
+                    reply = ErrorReply(error=to_wire(exc), request_id=request_id)
+                if command.reply_to:
+                    replies.append(Outgoing(command.reply_to, encode(reply)))
+            changed = [row for key, row in rows.items() if row is not before[key]]
+            await jobstore.save(connection, changed)
+        await self._work.reply(replies)
+
+    async def lapse(self) -> int:
+        """A portion of the leases that ran out: their jobs are lost. Not before this
+        scheduler has heard the bus for as long as a lease takes: after an outage of the
+        control plane every lease is old, and every trainer may be alive."""
+        listening_s = self._listening_s()
+        async with self._db.transaction() as connection:
+            now = time.time()
+            limit = self._settings.reconcile_rows
+            before = now - self._settings.lease_late_s
+            found = await jobstore.lock_lapsing(connection, before, limit)
+            lost = [j for j in found if listening_s >= j.lease_s + self._settings.lease_late_s]
+            await jobstore.save(connection, [leases.lapsed(j, at=now) for j in lost])
+        for job in lost:
+            log.warning("job %s of %s: nobody renews its lease", job.id, job.project)
+        return len(lost)
+
+    def _listening_s(self) -> float:
+        now = time.monotonic()
+        if not self._connected():
+            self._listening_since = None
+            return 0.0
+        if self._listening_since is None:
+            self._listening_since = now
+        return now - self._listening_since
+
+    async def pause_lost(self) -> int:
+        """A portion of the sandboxes of lost jobs that are to be paused."""
+        async with self._work.unit() as unit:
+            limit = self._settings.reconcile_rows
+            rows = await jobstore.lock_to_pause(unit.connection, limit)
+            unit.changes.load(rows)
+            for row in rows:
+                decide.ask(
+                    unit.changes, row, "pause", at=time.time(), by="reconciler",
+                    deadlines=self._work.deadlines,
+                )  # fmt: skip
+        return len(rows)
+
+    async def stop_lost(self) -> int:
+        """A portion of the sandboxes of lost jobs that are to be stopped."""
+        async with self._work.unit() as unit:
+            limit = self._settings.reconcile_rows
+            rows = await jobstore.lock_to_stop(unit.connection, limit)
+            unit.changes.load(rows)
+            for row in rows:
+                decide.stop(
+                    unit.changes, row, at=time.time(), by="reconciler", cause="job_lost",
+                    deadlines=self._work.deadlines, message=f"nobody holds job {row.job}",
+                )  # fmt: skip
+        return len(rows)
+
+    async def page(self, query: JobQuery, _: Incoming) -> JobPage:
+        """One page of a project's jobs."""
+        async with self._db.transaction() as connection:
+            rows = await jobstore.page(connection, query, query.limit + 1)
+            more = len(rows) > query.limit
+            rows = rows[: query.limit]
+            counts = await jobstore.counts(connection, query.project or "", [r.id for r in rows])
+        return JobPage(
+            jobs=[leases.info_of(r, counts[r.id]) for r in rows],
+            next=rows[-1].id if more else None,
+        )
+
+
+def _judge(row: leases.Job, command: JobCommand, now: float) -> leases.Job:
+    if command.verb == "renew":
+        return leases.renewed(row, command.request, at=now)
+    return leases.opened(row, command.request, principal=command.principal, at=now)
