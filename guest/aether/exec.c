@@ -188,7 +188,7 @@ void ops_leave(void)
 
 void op_read(struct op *op, int which)
 {
-    static uint8_t scratch[256 << 10];
+    static uint8_t scratch[CHUNK]; /* more than a pipe holds; files move in pieces of this */
     struct outstream *s = &op->out[which];
     size_t most = sizeof scratch;
     if (!s->retain) {

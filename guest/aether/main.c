@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -186,6 +187,15 @@ static void turn(int chld)
     finished_now = false;
 }
 
+/* What was used once is given back, instead of being kept for the next large output. */
+static void keep_little(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, KEEP_CAP);
+    mallopt(M_TRIM_THRESHOLD, KEEP_CAP);
+#endif
+}
+
 int main(int argc, char **argv)
 {
     static char name[128];
@@ -194,6 +204,7 @@ int main(int argc, char **argv)
     if (argc > 2)
         snprintf(name, sizeof name, "%s", argv[2]);
     generation = name;
+    keep_little();
     prctl(PR_SET_DUMPABLE, 0);
     /* Who has all of a process's ids may set its limits (prlimit), whatever else it may
      * not do; a saved group that nobody has as well as ours keeps root inside from that. */
