@@ -25,6 +25,8 @@
 #define OPS_MAX 256                 /* operations running or not yet acknowledged */
 #define FINISHED_MAX 64             /* finished operations kept until acknowledged */
 #define RETAIN_TOTAL_MAX (128u << 20) /* output kept over all operations, bytes */
+#define SLIDE_MAX (16u << 20)       /* kept of one stream that has no budget, bytes */
+#define SLIDE_KEEP (6u << 20)       /* of it, what was taken: an edge holds less unconfirmed */
 #define TAIL_MAX (1u << 20)         /* most of a budget that is kept for the tail, bytes */
 #define STATUS_MAX (64u << 10)      /* report of one child, bytes */
 #define DRAIN_IDLE_NS 5000000ull    /* quiet time that ends the drain after exit */
@@ -55,7 +57,7 @@ enum tag {
     T_NAME = 70, T_TYPE, T_SIZE, T_FMODE, T_UID, T_GID, T_MTIME_NS, T_TARGET,
     T_VERSION = 80, T_GENERATION, T_NEXT_ID, T_V1_COUNT, T_HAS_V2, T_HAS_OOM,
     T_HAS_LISTENER,
-    T_OP_ID = 90, T_STATE, T_TAKEN,
+    T_OP_ID = 90, T_STATE, T_TAKEN, T_BASE_OUT, T_BASE_ERR,
 };
 
 enum fop { F_READ = 1, F_WRITE, F_STAT, F_LIST, F_MKDIR, F_REMOVE, F_MOVE };
@@ -87,6 +89,8 @@ ssize_t write_all(int fd, const void *p, size_t n);
 struct outstream {
     int fd;                          /* read end of the pipe, -1 when ended */
     bool retain;                     /* false: passed on under credit only (files) */
+    bool slides;                     /* no budget: what was taken makes room, or the writer waits */
+    uint64_t base;                   /* bytes that made room, before the head */
     uint8_t *head; size_t head_len, head_cap, head_max, head_sent;
     uint8_t *tail; size_t tail_at, tail_len, tail_cap, tail_max, tail_sent;
     uint64_t total, dropped;
@@ -97,6 +101,7 @@ void stream_push(struct outstream *s, const uint8_t *p, size_t n);
 size_t stream_peek(struct outstream *s, bool ended, const uint8_t **p);
 void stream_sent(struct outstream *s, size_t n);
 void stream_rewind(struct outstream *s);
+size_t stream_room(const struct outstream *s);
 void stream_free(struct outstream *s);
 
 /* ---- cgroup.c: the workload's cgroups, handed over as descriptors ---- */
@@ -201,6 +206,7 @@ bool op_has_begun(const struct op *op);
 void op_lost(int leaf);
 void ops_leave(void);
 bool op_is_unbegun(pid_t pid);
+bool op_waits(const struct op *op, uint64_t now);
 void ops_disconnected(void);
 void ops_list(struct buf *b);
 

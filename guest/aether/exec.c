@@ -191,11 +191,15 @@ void op_read(struct op *op, int which)
     static uint8_t scratch[CHUNK]; /* more than a pipe holds; files move in pieces of this */
     struct outstream *s = &op->out[which];
     size_t most = sizeof scratch;
+    if (s->retain && stream_room(s) < most)
+        most = stream_room(s);
     if (!s->retain) {
         most = s->credit < CHUNK && op->attached ? s->credit : CHUNK;
-        if (!most || conn_out.len >= OUT_HIGH)
+        if (conn_out.len >= OUT_HIGH)
             return;
     }
+    if (!most)
+        return;
     ssize_t k = read(s->fd, scratch, most);
     if (k < 0 && (errno == EAGAIN || errno == EINTR))
         return;
@@ -343,7 +347,7 @@ void op_tick(struct op *op, uint64_t now)
     if (!op->reaped)
         return;
     bool ended = op->out[0].fd < 0 && op->out[1].fd < 0;
-    if (pty_waits(op)) {
+    if (pty_waits(op) || op_waits(op, now)) {
         op->drain_idle = now + DRAIN_IDLE_NS;
         op->drain_end = now + DRAIN_MAX_NS;
     } else if (!ended && !op->file)
@@ -363,7 +367,7 @@ uint64_t op_next_due(const struct op *op, uint64_t now)
         due = op->deadline;
     if (op->hangup_at && op->hangup_at < due)
         due = op->hangup_at;
-    if (op->reaped && !op->file && !pty_waits(op)) {
+    if (op->reaped && !op->file && !pty_waits(op) && !op_waits(op, now)) {
         uint64_t end = op->drain_idle < op->drain_end ? op->drain_idle : op->drain_end;
         if (end < due)
             due = end;

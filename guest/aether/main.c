@@ -93,7 +93,7 @@ static int gather(uint64_t now, uint64_t *due)
         for (int k = 0; k < 2; k++) {
             struct outstream *s = &op->out[k];
             bool wanted = op->attached ? s->credit && room : !op->rows || op->hung_up;
-            if (s->fd >= 0 && (s->retain || wanted))
+            if (s->fd >= 0 && (s->retain ? stream_room(s) > 0 : wanted))
                 n = add(n, s->fd, POLLIN, op, k);
         }
         if (op->status_fd >= 0)

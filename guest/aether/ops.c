@@ -273,5 +273,7 @@ void ops_list(struct buf *b)
         put_str(b, T_STATE, ops[i].done ? "done" : "running");
         put_u64(b, T_TAKEN, ops[i].in_total);
         put_u64(b, T_ROWS, ops[i].rows);
+        put_u64(b, T_BASE_OUT, ops[i].out[0].base);
+        put_u64(b, T_BASE_ERR, ops[i].out[1].base);
     }
 }

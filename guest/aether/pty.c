@@ -101,6 +101,15 @@ bool pty_waits(const struct op *op)
     return !op->attached || !s->credit || conn_out.len >= OUT_HIGH;
 }
 
+/* As above, of a command whose output has no budget; not for ever without an edge. */
+bool op_waits(const struct op *op, uint64_t now)
+{
+    bool full = false;
+    for (int i = 0; i < 2; i++)
+        full |= op->out[i].fd >= 0 && op->out[i].slides && !stream_room(&op->out[i]);
+    return full && (op->attached || now < op->started + op->duration + HANGUP_NS);
+}
+
 void pty_tick(struct op *op, uint64_t now)
 {
     if (!op->rows)

@@ -172,15 +172,18 @@ class Operation:
                 await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
         self._confirm(offset)
 
-    async def resumes(self, *, taken: int, terminal: bool) -> None:
+    async def resumes(
+        self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)
+    ) -> None:
         """Its command comes from an earlier edge process. Output goes on after what the
         client has (all of it comes again, of a terminal only what is new), input after
-        the ``taken`` bytes."""
-        self._sent = self._confirmed = sum(self.have)
-        self.streamed = {"o": self.have[0], "e": self.have[1]}
+        the ``taken`` bytes. What came before ``base`` is gone."""
+        begins = [max(pair) for pair in zip(self.have, base, strict=True)]
+        self._sent = self._confirmed = sum(begins)
+        self.streamed = {"o": begins[0], "e": begins[1]}
         self.terminal = terminal
         if self.streaming and not terminal:
-            self._skip = {"stdout": self.have[0], "stderr": self.have[1]}
+            self._skip = {"stdout": begins[0] - base[0], "stderr": begins[1] - base[1]}
         if not self.takes_input:
             return
         if self._whole is not None:

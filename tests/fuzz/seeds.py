@@ -115,6 +115,10 @@ def conversations() -> dict[str, bytes]:
         "output": BEGUN + say(command(1, output_limit_bytes=4096)) + launched(0)
         + wrote(0, OUT | MANY, bytes(3000)) + wrote(0, ERR | MANY, b"e" * 3000) + ended(0)
         + passes(31) + say(credit(1, 1, 10_000), credit(1, 2, 10_000)),
+        "without a budget": BEGUN + say(command(1, output_limit_bytes=1 << 40)) + launched(0)
+        + wrote(0, OUT | MANY, bytes(60_000)) * 3 + say(credit(1, 1, 1 << 24), frame(Msg.LIST, 9))
+        + wrote(0, OUT | MANY, bytes(9000)) + ended(0) + step(Step.RECONNECT) + say(HELLO)
+        + say(frame(Msg.LIST, 9), frame(Msg.ATTACH, 1)),
         "merged": BEGUN + say(command(1, merge=True)) + launched(0) + wrote(0, OUT | CLOSES)
         + wrote(0, ERR | CLOSES) + ended(0),
         "limit": BEGUN + say(command(1, timeout_s=0.5)) + launched(0) + passes(30) + ended(0, 19)

@@ -37,13 +37,15 @@ Control = AsyncIterator[tuple[int, bytes]]  # frames for a running operation: ty
 @dataclass(frozen=True, slots=True)
 class Listed:
     """An operation the agent knows; ``taken``: the bytes of input it was given;
-    ``terminal``: whether it is on one."""
+    ``terminal``: whether it is on one; ``base``: the bytes of stdout and stderr before
+    those it retains."""
 
     id: int
     key: str
     done: bool
     taken: int = 0
     terminal: bool = False
+    base: tuple[int, int] = (0, 0)
 
 
 class _Operation:
@@ -394,4 +396,5 @@ def _listed(record: Fields) -> Listed:
     return Listed(
         number, record.text(Tag.KEY), record.text(Tag.STATE) == "done",
         record.number(Tag.TAKEN), bool(record.number(Tag.ROWS)),
+        (record.number(Tag.BASE_OUT), record.number(Tag.BASE_ERR)),
     )  # fmt: skip

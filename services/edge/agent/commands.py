@@ -163,9 +163,10 @@ async def resume_command(
     async def on_output(stream: int, data: bytes) -> None:
         await io.output(STREAMS[stream], data)
 
-    await io.resumes(taken=known[0].taken, terminal=known[0].terminal)
+    found = known[0]
+    await io.resumes(taken=found.taken, terminal=found.terminal, base=found.base)
     result = await agent.attach(
-        known[0].id, on_output,
+        found.id, on_output,
         stdin=io.input() if stdin else None, control=_frames(io.control()),
     )  # fmt: skip
     return outcome_of(result)

@@ -101,6 +101,8 @@ class Tag(IntEnum):
     OP_ID = 90
     STATE = 91
     TAKEN = 92
+    BASE_OUT = 93
+    BASE_ERR = 94
 
 
 class FileOp(IntEnum):
