@@ -42,6 +42,9 @@ from libdsec.errors import (
     NotARegularFile,
     NotFound,
     PolicyDenied,
+    PortError,
+    PortRefused,
+    PortReset,
     QuotaExceeded,
     SandboxDied,
     StdinClosed,
@@ -51,6 +54,7 @@ from libdsec.errors import (
 )
 from libdsec.files import Files
 from libdsec.jobs import Job
+from libdsec.ports import Connection, LocalAddress, Port
 from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
 from libdsec.sandbox import Sandbox
@@ -59,6 +63,7 @@ __all__ = [
     "BadPath",
     "CapacityExhausted",
     "Conflict",
+    "Connection",
     "DSecClient",
     "DSecContainerRunArgs",
     "DSecError",
@@ -85,11 +90,16 @@ __all__ = [
     "InternalError",
     "InvalidRequest",
     "Job",
+    "LocalAddress",
     "NoSpaceLeft",
     "NotARegularFile",
     "NotFound",
     "Output",
     "PolicyDenied",
+    "Port",
+    "PortError",
+    "PortRefused",
+    "PortReset",
     "Process",
     "QuotaExceeded",
     "Sandbox",

@@ -8,8 +8,10 @@ that users see.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
+import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
 
@@ -17,6 +19,7 @@ from libdsec import _ids
 from libdsec._calls import CHANGE_S, Calls
 from libdsec._door import Operations
 from libdsec._link import Link
+from libdsec._operation import Operation
 from libdsec._wire import (
     ItemResult,
     OpReply,
@@ -47,6 +50,8 @@ class Core:
         self.operations = Operations(self.link)
         self.owned: dict[str, str] = {}
         """uid → project of sandboxes that end with the client."""
+        self.dialled: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
+        """Connections: nobody else comes back for them."""
         self._closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self.link.on_refused = self._refused
@@ -75,9 +80,15 @@ class Core:
             self._closed = True
             for task in self._background:
                 task.cancel()
+            await self._hang_up()
             self.calls.fail_all(Unavailable("the client is closed", retryable=False))
             self.operations.close()
             await self.link.close()
+
+    async def _hang_up(self) -> None:
+        with contextlib.suppress(DSecError):
+            for operation in list(self.dialled):
+                await operation.cancel()
 
     async def _stop_owned(self) -> None:
         by_project: dict[str, list[str]] = {}

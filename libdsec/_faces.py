@@ -5,6 +5,7 @@ from __future__ import annotations
 from libdsec import jobs, managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
+from libdsec.ports import Connection, Port
 from libdsec.process import Output, Process
 from libdsec.sandbox import Sandbox
 
@@ -20,6 +21,8 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Job": (jobs.Job, ("id", "lease_s", "on_lost", "sandboxes", "epoch", "lost")),
     "Files": (Files, ()),
     "Output": (Output, ()),
+    "Connection": (Connection, ("port",)),
+    "Port": (Port, ("port",)),
     "Process": (Process, ("stdout", "stderr")),
     "Sandbox": (Sandbox, ("uid", "project", "state", "job", "labels", "files")),
     "DSecClient": (

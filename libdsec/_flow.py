@@ -45,6 +45,7 @@ class Receiving:
     acked: int = 0
     missed: int = 0
     begun: bool = True
+    ack_every: int = ACK_EVERY_BYTES
 
     @classmethod
     def at(cls, offset: int) -> Receiving:
@@ -70,7 +71,7 @@ class Receiving:
     def take(self, count: int) -> int | None:
         """The caller took ``count`` bytes; a total to acknowledge, when one is due."""
         self.taken += count
-        if self.taken - self.acked < ACK_EVERY_BYTES:
+        if self.taken - self.acked < self.ack_every:
             return None
         self.acked = self.taken
         return self.taken
@@ -87,11 +88,12 @@ class Sending:
     sent: int = 0
     acked: int = 0
     unacked: deque[tuple[int, bytes]] = field(default_factory=deque)
+    window: int = WINDOW_BYTES
 
     @property
     def room(self) -> int:
         """Bytes that may be sent now."""
-        return WINDOW_BYTES - (self.sent - self.acked)
+        return self.window - (self.sent - self.acked)
 
     def push(self, data: bytes) -> int:
         """Notes a chunk as sent; its offset. At most CHUNK_BYTES and within room."""

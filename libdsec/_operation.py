@@ -134,7 +134,8 @@ class Operation(Generic[R]):
         self._operations.rename(self, _ids.new())
         self._ready = False
         self._repeat_input = not self._joining
-        await self._ask({HEADER_HAVE: f"{self.receiving.have - self._errors} {self._errors}"})
+        have = f"{self.receiving.have - self._errors} {self._errors}"
+        await self._ask({HEADER_HAVE: have} if self._heard else None)
         size = [] if self._size is None else [("z", self._size)]
         for kind, data in [*self._orders, *size]:  # sent in vain where nobody listened
             await self._io(kind, data)

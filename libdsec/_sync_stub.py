@@ -14,10 +14,12 @@ from libdsec._faces import FACES
 TARGET = Path(__file__).with_name("sync.pyi")
 RENAMED = {
     "AsyncIterator": "Iterator", "__aenter__": "__enter__", "__aexit__": "__exit__",
-    "__anext__": "__next__", "__aiter__": "__iter__",
+    "__anext__": "__next__", "__aiter__": "__iter__", "AsyncClient": "Client",
 }  # fmt: skip
 KEPT_DUNDERS = frozenset({"__init__", "__aenter__", "__aexit__", "__anext__", "__aiter__"})
 ATTRIBUTES = {
+    "Connection": {"port": "int"},
+    "Port": {"port": "int"},
     "Process": {"stdout": "Output", "stderr": "Output"},
     "Sandbox": {
         "uid": "str", "project": "str", "state": "str", "job": "str | None",
@@ -71,11 +73,23 @@ def _is_overload(node: ast.stmt) -> bool:
     return any(ast.unparse(d) == "overload" for d in getattr(node, "decorator_list", []))
 
 
-def _class(name: str, source: type) -> str:
+def _own(source: type) -> list[type]:
+    """The class and what of the SDK it inherits from."""
+    return [base for base in source.__mro__ if base.__module__.startswith("libdsec.")]
+
+
+def _node(source: type) -> ast.ClassDef:
     node = ast.parse(inspect.getsource(source)).body[0]
     assert isinstance(node, ast.ClassDef)
+    return node
+
+
+def _class(name: str, source: type) -> str:
     made = name == "DSecClient"
-    body = [n for n in node.body if _public(n) and (made or _name(n) != "__init__")]
+    nodes = [_node(base) for base in _own(source)]
+    node = nodes[0]
+    members = [n for found in nodes for n in found.body]
+    body = [n for n in members if _public(n) and (made or _name(n) != "__init__")]
     overloaded = {_name(n) for n in body if _is_overload(n)}
     body = [n for n in body if _is_overload(n) or _name(n) not in overloaded]
     node.body, node.bases, node.decorator_list = body, [], []
@@ -88,7 +102,7 @@ def _class(name: str, source: type) -> str:
 def _imports(used: set[str]) -> list[str]:
     """Import lines of the names that signatures use, found in the sources."""
     exported = {*FACES, *libdsec.__all__}
-    modules = {inspect.getmodule(source) for source, _ in FACES.values()}
+    modules = {inspect.getmodule(base) for source, _ in FACES.values() for base in _own(source)}
     lines: set[str] = set()
     for module in modules:
         assert module is not None
@@ -99,8 +113,11 @@ def _imports(used: set[str]) -> list[str]:
                     n for n in named if n in used and n not in exported and not n.isupper()
                 )
                 lines |= {f"from {node.module} import {n}" for n in wanted}
-    defined = {"LocalPath": "files", "Progress": "files", "OnProgress": "managers"}
+    defined = {
+        "LocalPath": "files", "Progress": "files", "OnProgress": "managers", "OnError": "ports",
+    }  # fmt: skip
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}
+    lines |= {"from httpx import Client"} & {f"from httpx import {n}" for n in used}
     return sorted(lines)
 
 

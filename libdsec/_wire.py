@@ -225,8 +225,10 @@ class SandboxOpRequest(Versioned, frozen=True):
     deadline_s: Seconds | None = None
 
 class OpReply(Versioned, frozen=True):
-    """→ the client's inbox when every named sandbox has settled (or its error). Many
-    results come in several messages; the final one is the ``last``."""
+    """→ the client's inbox when every named sandbox has settled (or its error). Where a
+    node is silent, the item says ``unavailable`` and the state it is in (``stopping``):
+    the operation stands, and is carried out when the node is back. Many results come
+    in several messages; the final one is the ``last``."""
 
     request_id: Uid
     results: list[ItemResult]
@@ -335,6 +337,9 @@ INLINE_BYTES = 64 * 1024
 KEEPALIVE_S = 5.0
 """Longest silence of an operation that lives."""
 
+CONNECT_WINDOW_BYTES = 512 * 1024
+"""As WINDOW_BYTES, of a connection."""
+
 OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
@@ -427,6 +432,29 @@ class FileReply(Versioned, frozen=True):
     entries: list[FileEntry] | None = None
     data: bytes | None = None
     size: int = 0
+    error: WireError | None = None
+
+class ConnectRequest(Versioned, frozen=True):
+    """verb ``connect``: a connection to a TCP port of the sandbox's loopback interface
+    (127.0.0.1, then ::1). ``wait_s``: how long to wait for something to listen there.
+    Input frames go there, ``o`` frames come from there, ``f`` and ``d`` end one direction
+    each; the final reply comes when both have ended, ``c`` resets it. ``Dsec-Have`` is
+    sent only by a client that has heard of the connection: where it is not known any
+    more that is an error, and no new one is made. A client that is silent for
+    ``HANGUP_S`` is gone; it answers every ``k`` with ``w``."""
+
+    op_id: OpId
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+    wait_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+
+class ConnectReply(Versioned, frozen=True):
+    """The final frame of ``connect``: bytes that went there and came from there. Errors
+    about the port have its name as field and ``details.errno``: ECONNREFUSED, ETIMEDOUT,
+    ECONNRESET."""
+
+    op_id: OpId
+    sent: int = 0
+    received: int = 0
     error: WireError | None = None
 
 class InfoRequest(Versioned, frozen=True):

@@ -68,7 +68,7 @@ def _restore(type_: type[DSecError], state: dict[str, Any], args: tuple[Any, ...
     error = type_.__new__(type_)
     error.__dict__.update(state)
     error.args = args
-    if isinstance(error, FileError):
+    if isinstance(error, FileError | PortError):
         error._mark()
     return error
 
@@ -273,6 +273,41 @@ class NoSpaceLeft(FileError, QuotaExceeded, builtins.OSError):
     default_errno = errno_.ENOSPC
 
 
+class PortError(_Coded):
+    """A connection to a port of a sandbox failed; ``port`` is the port."""
+
+    port: int = 0
+    default_errno: ClassVar[int] = errno_.EIO
+
+    def __init__(self, message: str, *, port: int = 0, **kw: Any) -> None:
+        super().__init__(message, **kw)
+        self.port = port
+        self._mark()
+
+    def _mark(self) -> None:
+        error: Any = self
+        error.errno = self.default_errno
+        error.strerror = self.message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class PortRefused(PortError, NotFound, builtins.ConnectionRefusedError):
+    """Nothing in the sandbox listens on the port."""
+
+    default_code = "not_found"
+    default_errno = errno_.ECONNREFUSED
+
+
+class PortReset(PortError, Conflict, builtins.ConnectionResetError):
+    """The connection broke off: what listens there reset it, or the way there did.
+    Bytes that were on their way may be lost; none is ever sent twice."""
+
+    default_code = "conflict"
+    default_errno = errno_.ECONNRESET
+
+
 BY_CODE: dict[str, type[_Coded]] = {
     c.default_code: c
     for c in (
@@ -300,6 +335,9 @@ _BY_ERRNO: dict[str, type[FileError]] = {
 }
 
 
+_FACTS = ("code", "field", "retryable", "is_infra", "cause", "retry_after_s", "details")
+
+
 def from_wire(error: WireError) -> DSecError:
     """The exception of an error that came over the bus."""
     return BY_CODE.get(error.code, InternalError)(error.message, **_facts(error))
@@ -318,17 +356,24 @@ def file_error(error: WireError, path: str) -> DSecError:
     return type_(_named(error, path), path=path, **_facts(error))
 
 
+def port_error(error: WireError | DSecError, port: int, *, connected: bool = False) -> DSecError:
+    """The exception of a connection that failed. One that was there and broke off is
+    ``PortReset``, unless the sandbox died under it."""
+    found = error if isinstance(error, DSecError) else from_wire(error)
+    facts = {name: getattr(found, name) for name in _FACTS}
+    if found.details.get("errno") == "ECONNREFUSED":
+        return PortRefused(found.message, port=port, **facts)
+    if found.details.get("errno") == "ECONNRESET" or (
+        connected and not isinstance(found, SandboxDied)
+    ):
+        text = found.message if str(port) in found.message else f"port {port}: {found.message}"
+        return PortReset(text, port=port, **facts)
+    return found
+
+
 def _named(error: WireError, path: str) -> str:
     return error.message if path in error.message else f"{path}: {error.message}"
 
 
 def _facts(error: WireError) -> dict[str, Any]:
-    return {
-        "code": error.code,
-        "field": error.field,
-        "retryable": error.retryable,
-        "is_infra": error.is_infra,
-        "cause": error.cause,
-        "retry_after_s": error.retry_after_s,
-        "details": dict(error.details),
-    }
+    return {name: getattr(error, name) for name in _FACTS} | {"details": dict(error.details)}

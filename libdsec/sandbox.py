@@ -37,6 +37,7 @@ from libdsec.errors import (
     from_wire,
 )
 from libdsec.files import Files
+from libdsec.ports import HasPorts
 from libdsec.process import OnOutput, Process, checked, collect
 from libdsec.results import ExecResult, Info, info_of
 
@@ -50,7 +51,7 @@ OPERATE_S = 60.0
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-class Sandbox:
+class Sandbox(HasPorts):
     """A sandbox. ``state`` is the last one seen; :meth:`info` asks. Any call on a
     paused sandbox resumes it. ``async with`` stops it at the end."""
 
@@ -249,14 +250,15 @@ class Sandbox:
     # -- the door ----------------------------------------------------------------
 
     async def _start(
-        self, verb: str, request: Any, reply_type: type[R], *, joining: int | None = None
-    ) -> Operation[R]:
+        self, verb: str, request: Any, reply_type: type[R], *, joining: int | None = None,
+        kind: type[Operation[R]] = Operation,
+    ) -> Operation[R]:  # fmt: skip
         """A started operation at the sandbox's edge."""
         if self._node is None:
             await self.ready()
         if self._node is None:
             raise NotFound(f"sandbox {self.id} has no node")
-        operation = Operation(
+        operation = kind(
             self._core.operations,
             (self.project, self._node, self.uid),
             verb=verb,

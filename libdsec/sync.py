@@ -22,6 +22,7 @@ import libdsec
 from libdsec import *  # noqa: F403
 from libdsec._faces import FACES as _FACES
 from libdsec._sync_face import make_face as _make_face
+from libdsec.ports import http as _http
 
 globals().update(
     {
@@ -54,6 +55,16 @@ def _tracked(open_: Any) -> Any:
     return open
 
 
+def _sync_http(http: Any) -> Any:
+    def call(self: Any, port: int, **options: Any) -> Any:
+        return _http().sync_client(self._async.connect, port, **options)
+
+    call.__signature__, call.__doc__ = http.__signature__, http.__doc__  # type: ignore[attr-defined]
+    return call
+
+
+_sandbox: Any = globals()["Sandbox"]
+_sandbox.http = _sync_http(_sandbox.http)
 _client: Any = globals()["DSecClient"]
 _client.open = _tracked(_client.open)
 _client.__enter__ = lambda self: self.open()

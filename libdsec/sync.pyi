@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from httpx import Client
 from libdsec._wire import AuditEntry
 from libdsec._wire import Finding
 from libdsec._wire import IamReply
@@ -18,6 +19,7 @@ from libdsec.args import Seconds
 from libdsec.files import LocalPath
 from libdsec.files import Progress
 from libdsec.managers import OnProgress
+from libdsec.ports import OnError
 from libdsec.process import OnOutput
 from typing import Any
 from typing import Literal
@@ -48,10 +50,14 @@ from libdsec import Forbidden as Forbidden
 from libdsec import Info as Info
 from libdsec import InternalError as InternalError
 from libdsec import InvalidRequest as InvalidRequest
+from libdsec import LocalAddress as LocalAddress
 from libdsec import NoSpaceLeft as NoSpaceLeft
 from libdsec import NotARegularFile as NotARegularFile
 from libdsec import NotFound as NotFound
 from libdsec import PolicyDenied as PolicyDenied
+from libdsec import PortError as PortError
+from libdsec import PortRefused as PortRefused
+from libdsec import PortReset as PortReset
 from libdsec import QuotaExceeded as QuotaExceeded
 from libdsec import SandboxDied as SandboxDied
 from libdsec import StdinClosed as StdinClosed
@@ -65,6 +71,7 @@ LEASE_S: float
 OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
 READY_S: float
+READ_BYTES: int
 WATCH_S: float
 
 class Images:
@@ -266,6 +273,55 @@ class Output:
 
     def lines(self) -> Iterator[str]:
         ...
+class Connection:
+    port: int
+
+    @property
+    def readable(self) -> bool:
+        ...
+
+    def read(self, limit: int=READ_BYTES) -> bytes:
+        ...
+
+    def write(self, data: bytes) -> None:
+        ...
+
+    def close_write(self) -> None:
+        ...
+
+    def close(self) -> None:
+        ...
+
+    def abort(self) -> None:
+        ...
+
+    def __iter__(self) -> Connection:
+        ...
+
+    def __next__(self) -> bytes:
+        ...
+
+    def __enter__(self) -> Connection:
+        ...
+
+    def __exit__(self, type_: type[BaseException] | None, *_exc: object) -> None:
+        ...
+class Port:
+    port: int
+
+    @property
+    def address(self) -> LocalAddress:
+        ...
+
+    @property
+    def error(self) -> DSecError | None:
+        ...
+
+    def __enter__(self) -> LocalAddress:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
+        ...
 class Process:
     stdout: Output
     stderr: Output
@@ -350,6 +406,15 @@ class Sandbox:
         ...
 
     def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
+        ...
+
+    def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
+        ...
+
+    def port(self, port: int, *, wait: Seconds | None=None, local: int=0, on_error: OnError | None=None) -> Port:
+        ...
+
+    def http(self, port: int, *, wait: Seconds | None=None, **options: Any) -> Client:
         ...
 class DSecClient:
     images: Images

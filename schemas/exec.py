@@ -11,7 +11,8 @@ frame  from                     body
 ``o``  edge → client            raw bytes of stdout (or of the file read)
 ``e``  edge → client            raw bytes of stderr
 ``k``  edge → client            empty: the operation lives (every few seconds)
-``r``  edge → client            ready for input (``i`` frames)
+``r``  edge → client            ready for input (``i`` frames); ``connect``: connected
+``d``  edge → client            ``connect``: end of output; input may go on
 ``a``  edge → client            decimal count of input bytes taken so far
 ``x``  edge → client            the final reply as JSON; always last
 ``i``  client → edge, verb io   raw bytes of input (stdin, file content)
@@ -30,8 +31,8 @@ A client that missed something, or heard nothing for three ``KEEPALIVE_S``, send
 same request again with a new last token of the reply subject. From then on frames come
 there: first the output it has not acknowledged, with ``Dsec-Offset``; where the edge
 waits for input, ``r`` and ``a``, and the client sends on from that count. Such a request
-says with ``Dsec-Have`` what output the client has: an edge that was restarted meanwhile
-follows the running command again and goes on from there.
+says with ``Dsec-Have`` what output the client has, if it has heard anything: an edge that
+was restarted meanwhile follows the running command again and goes on from there.
 
 Another client of the same principal attaches by ``attach``: ``r`` and ``a`` come first
 where the command takes input, else ``k``; then the output that is retained.
@@ -64,6 +65,9 @@ INLINE_BYTES = 64 * 1024
 """Outputs up to this size come inside the final reply, without frames."""
 KEEPALIVE_S = 5.0
 """Longest silence of an operation that lives."""
+
+CONNECT_WINDOW_BYTES = 512 * 1024
+"""As WINDOW_BYTES, of a connection."""
 
 OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
@@ -162,6 +166,31 @@ class FileReply(Versioned, frozen=True):
     error: WireError | None = None
 
 
+class ConnectRequest(Versioned, frozen=True):
+    """verb ``connect``: a connection to a TCP port of the sandbox's loopback interface
+    (127.0.0.1, then ::1). ``wait_s``: how long to wait for something to listen there.
+    Input frames go there, ``o`` frames come from there, ``f`` and ``d`` end one direction
+    each; the final reply comes when both have ended, ``c`` resets it. ``Dsec-Have`` is
+    sent only by a client that has heard of the connection: where it is not known any
+    more that is an error, and no new one is made. A client that is silent for
+    ``HANGUP_S`` is gone; it answers every ``k`` with ``w``."""
+
+    op_id: OpId
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+    wait_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+
+
+class ConnectReply(Versioned, frozen=True):
+    """The final frame of ``connect``: bytes that went there and came from there. Errors
+    about the port have its name as field and ``details.errno``: ECONNREFUSED, ETIMEDOUT,
+    ECONNRESET."""
+
+    op_id: OpId
+    sent: int = 0
+    received: int = 0
+    error: WireError | None = None
+
+
 class InfoRequest(Versioned, frozen=True):
     """verb ``info``: what the edge knows of the sandbox now."""
 
@@ -182,6 +211,6 @@ class InfoReply(Versioned, frozen=True):
 
 
 ExecVerb = Literal[
-    "exec", "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
-    "file_remove", "file_move",
+    "exec", "io", "info", "connect", "file_read", "file_write", "file_stat", "file_list",
+    "file_mkdir", "file_remove", "file_move",
 ]  # fmt: skip

@@ -166,8 +166,10 @@ class SandboxOp(Versioned, frozen=True):
 
 
 class OpReply(Versioned, frozen=True):
-    """→ the client's inbox when every named sandbox has settled (or its error). Many
-    results come in several messages; the final one is the ``last``."""
+    """→ the client's inbox when every named sandbox has settled (or its error). Where a
+    node is silent, the item says ``unavailable`` and the state it is in (``stopping``):
+    the operation stands, and is carried out when the node is back. Many results come
+    in several messages; the final one is the ``last``."""
 
     request_id: Uid
     results: list[ItemResult]

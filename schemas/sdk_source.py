@@ -22,6 +22,7 @@ WANTED = (
     "SandboxOpRequest", "OpReply", "JobRequest", "JobReply", "JobQuery", "JobPage", "JobInfo",
     "SandboxEvent", "SandboxInfo", "SandboxQuery", "SandboxPage",
     "CHUNK_BYTES", "WINDOW_BYTES", "INLINE_BYTES", "KEEPALIVE_S", "ExecRequest", "ExecReply",
+    "CONNECT_WINDOW_BYTES", "ConnectRequest", "ConnectReply",
     "FileRequest", "FileReply", "FileEntry", "InfoRequest", "InfoReply",
     "Limits", "Amounts", "ProjectCreate", "ProjectDelete", "ProjectInfo", "KeyCreate",
     "KeyDelete", "KeyInfo", "GrantCreate", "GrantDelete", "QuotaCreate", "QuotaInfo",

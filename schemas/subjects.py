@@ -172,8 +172,12 @@ DURABLES: tuple[Durable, ...] = (
     Durable(
         "scheduler_observations", "DSEC_EVT", ("dsec.evt.v1.edge.sandbox.*",), owner="scheduler"
     ),
-    # an import of a large image takes minutes: the handler keeps the message alive
-    Durable("imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.>",), owner="imagesvc", batch=8),
+    # an import of a large image takes minutes: the handler keeps the message alive, and
+    # nothing else is fetched along with it
+    Durable(
+        "imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.create.>",), owner="imagesvc", batch=1
+    ),
+    Durable("imagesvc_quick", "DSEC_CMD", ("dsec.cmd.v1.image.delete.>",), owner="imagesvc"),
     Durable(
         "audit_access",
         "DSEC_EVT",
@@ -243,6 +247,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "projects, keys, grants, quotas, nodes"),
     Subject("dsec.exec.v1.*.*.*.exec.*", "core", "client", ("edge",), "ExecRequest",
             "run a command"),
+    Subject("dsec.exec.v1.*.*.*.connect.*", "core", "client", ("edge",), "ConnectRequest",
+            "reach a port"),
     Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest",
             "live facts"),
     Subject("dsec.exec.v1.*.*.*.*.*", "core", "client", ("edge",), "FileRequest",
@@ -298,7 +304,8 @@ SUBJECTS: tuple[Subject, ...] = (
 )  # fmt: skip
 
 EXEC_GRANTS: dict[str, tuple[str, ...]] = {
-    "sandbox.exec": ("exec", "io", "info"),
+    "sandbox.exec": ("exec", "io", "info", "connect"),
+    "sandbox.connect": ("connect", "io", "info"),
     "sandbox.files": (
         "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
         "file_remove", "file_move",

@@ -13,7 +13,9 @@ import fcntl
 import hashlib
 import logging
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +26,7 @@ from typing import Any
 from devstack import COMPONENTS, Infra
 from devstack.process import StartError, free_port
 from devstack.supervised import Supervised
-from services import localconfig
+from services import localconfig, localkeeper
 from shared import lifecycle
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CONTROL = ("auth", "scheduler", "imagesvc", "audit", "burst")
 """In the order in which they start; they end in the reverse of it."""
 ALIVE = sorted(set(lifecycle.STATES) - lifecycle.TERMINAL)
+CLEARED_S, CLEARED_LOOK_S = 60.0, 0.1
+"""Longest wait until one that was killed on the same state is tidied up after."""
 END_SANDBOXES_S = 30.0
 """Longest wait, at the end, for sandboxes to stop."""
 DRIVERS = ("container", "fake", "fncall", "microvm", "vm")
@@ -94,6 +98,7 @@ class LocalSystem:
         self._infra: Infra | None = None
         self._children: dict[str, Supervised] = {}
         self._access: localconfig.Access | None = None
+        self._keeper: subprocess.Popen[bytes] | None = None
 
     @property
     def infra(self) -> Infra:
@@ -149,7 +154,7 @@ class LocalSystem:
 
     async def start(self) -> None:
         """Brings everything up. When something fails, nothing is left running."""
-        self._lock = _only_one(self.state_dir / "lock")
+        self._lock = await _only_one(self.state_dir / "lock")
         try:
             await self._start()
         except BaseException:
@@ -171,9 +176,21 @@ class LocalSystem:
             f"edge-{node}": common.edge(node, self._access.node_keys[node], self.options.drivers)
             for node in self._nodes()
         }
+        if not self.options.keep_sandboxes:
+            self._keep(edges)
         await self._launch(edges)
         localconfig.write_client_files(self.state_dir, self.url, self._access)
         self._up = True
+
+    def _keep(self, edges: Mapping[str, Mapping[str, str]]) -> None:
+        """From now on, a death of this process ends its sandboxes, too."""
+        empty = {"DSEC_CONTAINER_POOL_SIZE": "0"}
+        plan = {
+            "lock": str(self.state_dir / "lock"), "cwd": str(ROOT),
+            "edges": {name: {**env, **empty} for name, env in edges.items()},
+        }  # fmt: skip
+        logs = self.state_dir / "logs"
+        self._keeper = localkeeper.start(plan, log=logs / "keeper.log")
 
     def _nodes(self) -> list[str]:
         return node_names(self.state_dir, self.options.nodes)
@@ -210,6 +227,9 @@ class LocalSystem:
         self._children.clear()
         if self._infra is not None:
             await self._infra.stop()
+        if self._keeper is not None:
+            await asyncio.to_thread(localkeeper.end, self._keeper)
+            self._keeper = None
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -271,13 +291,19 @@ def node_names(state_dir: Path, count: int) -> list[str]:
     return [f"local-{mark}-{number}" for number in range(1, count + 1)]
 
 
-def _only_one(path: Path) -> Any:
-    file = open(path, "w")  # noqa: SIM115 - held as long as the system runs
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise StartError(f"{path.parent}: another local system runs there") from None
+async def _only_one(path: Path) -> Any:
+    file = open(path, "a+")  # noqa: SIM115 - held as long as the system runs
+    end = time.monotonic() + CLEARED_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if path.read_text() != localkeeper.CLEARING or time.monotonic() > end:
+                file.close()
+                raise StartError(f"{path.parent}: another local system runs there") from None
+            await asyncio.sleep(CLEARED_LOOK_S)
+    file.truncate(0)
     os.set_inheritable(file.fileno(), False)
     return file
 

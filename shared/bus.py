@@ -30,7 +30,7 @@ from shared import telemetry
 from shared.errors import DsecError, Internal, InvalidRequest, Unavailable
 from shared.settings import Common
 from shared.stored import Outgoing as Outgoing
-from shared.stored import StoredPublisher
+from shared.stored import StoredPublisher, Unstored
 from shared.wire import bad_message, from_wire, to_wire
 
 log = logging.getLogger(__name__)
@@ -198,25 +198,35 @@ class Bus:
         """Publishes to streams; returns when the server has stored them all. Raises
         ``Unavailable`` otherwise: then some may be stored, and ``msg_id`` makes a
         repetition harmless."""
-        failed = [reason for reason in await self.store_each(messages) if reason]
-        if failed:
-            raise Unavailable(f"bus: {len(failed)} not stored: {failed[0]}")
-
-    async def store_each(self, messages: Sequence[Outgoing]) -> list[str | None]:
-        """As :meth:`store`, telling for each message why it was not stored (``None``
-        where it was): one that no stream takes does not speak for its neighbours."""
         for message in messages:
             self.check_size(message)
+        failed = [why for why in await self.store_each(messages) if why]
+        if failed:
+            raise Unavailable(f"bus: {len(failed)} not stored: {failed[0].reason}")
+
+    async def store_each(self, messages: Sequence[Outgoing]) -> list[Unstored | None]:
+        """As :meth:`store`, telling for each message why it was not stored (``None``
+        where it was): one that no stream takes does not speak for its neighbours."""
         if self._stored is None:
             self._stored = StoredPublisher(self.client)
-        results: list[str | None] = []
-        for start in range(0, len(messages), MAX_PENDING_PUBLISHES):
-            chunk = messages[start : start + MAX_PENDING_PUBLISHES]
+        results: list[Unstored | None] = [self._oversized(m) for m in messages]
+        good = [i for i, why in enumerate(results) if why is None]
+        for start in range(0, len(good), MAX_PENDING_PUBLISHES):
+            chunk = good[start : start + MAX_PENDING_PUBLISHES]
             if self.client.is_connected:
-                results += await self._stored.publish(chunk)
+                whys = await self._stored.publish([messages[i] for i in chunk])
             else:
-                results += ["not connected"] * len(chunk)
+                whys = [Unstored("not connected")] * len(chunk)
+            for i, why in zip(chunk, whys, strict=True):
+                results[i] = why
         return results
+
+    def _oversized(self, message: Outgoing) -> Unstored | None:
+        try:
+            self.check_size(message)
+        except InvalidRequest as exc:
+            return Unstored(exc.message, refused=True)
+        return None
 
     def check_size(self, message: Outgoing) -> None:
         """Raises ``InvalidRequest`` (field ``payload``) where the server would end

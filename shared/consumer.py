@@ -23,11 +23,11 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage, encode
-from schemas.bus import DeadLetter
-from schemas.subjects import Durable, dlq
-from shared.bus import Bus, Outgoing
+from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage
+from schemas.subjects import Durable
+from shared.bus import Bus
 from shared.errors import Unavailable
+from shared.stored import dead_letter
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,6 @@ FETCH_S = 1.0
 REBUILD_S = 0.5
 BACKOFF_BASE_S = 0.1
 BACKOFF_MAX_S = 20.0
-DEAD_LETTER_BYTES = 64 * 1024
 
 
 def backoff_s(deliveries: int) -> float:
@@ -195,18 +194,9 @@ class BatchConsumer:
                 await item.msg.nak(delay=backoff_s(item.deliveries))
 
     async def _give_up(self, item: Received, exc: Exception) -> None:
-        letter = DeadLetter(
-            stream=self._durable.stream,
-            subject=item.subject,
-            durable=self._name,
-            stream_seq=item.stream_seq,
-            deliveries=item.deliveries,
-            cause=f"{type(exc).__name__}: {exc}"[:1000],
-            at=time.time(),
-            body=item.data[:DEAD_LETTER_BYTES],
-            size_bytes=len(item.data),
-        )
-        subject = dlq(self._durable.stream)
-        msg_id = f"dlq-{self._name}-{item.stream_seq}"
-        await self._bus.store([Outgoing(subject, encode(letter), msg_id=msg_id)])
+        letter = dead_letter(
+            item.subject, item.data, stream=self._durable.stream, durable=self._name,
+            seq=item.stream_seq, deliveries=item.deliveries, cause=f"{type(exc).__name__}: {exc}",
+        )  # fmt: skip
+        await self._bus.store([letter])
         await item.msg.term()

@@ -1,7 +1,8 @@
 """Liveness and readiness of a service over HTTP, for supervisors and humans.
 
 ``GET /health`` answers 200 when every check passes, else 503 with the failing
-ones. A check is an async callable that raises. Owns no policy.
+ones, and the counters that were added. A check is an async callable that raises. Owns
+no policy.
 """
 
 from __future__ import annotations
@@ -21,11 +22,16 @@ class Health:
     def __init__(self, service: str) -> None:
         self.service = service
         self._checks: dict[str, Check] = {}
+        self._counters: dict[str, Callable[[], float]] = {}
         self._server: asyncio.Server | None = None
 
     def add(self, name: str, check: Check) -> None:
         """Adds a check. It gets ``CHECK_S`` seconds."""
         self._checks[name] = check
+
+    def count(self, name: str, value: Callable[[], float]) -> None:
+        """Adds a counter, read at each answer."""
+        self._counters[name] = value
 
     async def report(self) -> dict[str, str]:
         """Each check's result: ``ok`` or what is wrong. Never hangs."""
@@ -53,7 +59,10 @@ class Health:
                 await reader.readline()
                 checks = await self.report()
                 good = all(result == "ok" for result in checks.values())
-                body = json.dumps({"service": self.service, "ready": good, "checks": checks})
+                counters = {name: value() for name, value in self._counters.items()}
+                body = json.dumps(
+                    {"service": self.service, "ready": good, "checks": checks, "counters": counters}
+                )
                 status = "200 OK" if good else "503 Service Unavailable"
                 writer.write(
                     f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\n"

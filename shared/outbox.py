@@ -2,7 +2,9 @@
 
 Owns: the outbox table's rows and their way to the bus. Delivery is at least once;
 the message id makes the bus drop repetitions. A row is sent at once by the process
-that wrote it; the sweep sends what a crash or an outage left.
+that wrote it; the sweep sends what a crash or an outage left. A row that the bus
+refuses (an outage is no refusal) is tried again less and less often, and given up to
+the dead letters in the end: the others flow on.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import (
     BigInteger,
     Column,
     DateTime,
     Identity,
+    Integer,
     LargeBinary,
     MetaData,
     String,
@@ -32,11 +35,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.bus import Bus, Outgoing
 from shared.db import Database, fetch
 from shared.errors import DsecError, Unavailable
+from shared.stored import dead_letter
 
 log = logging.getLogger(__name__)
 
 _LAZY = text("set local synchronous_commit to off")
 
+LETTERS = "outbox"
+"""Where dead letters say that they come from."""
 SWEEP_S = 1.0
 SWEEP_AFTER_S = 3.0
 """Age at which a row is taken to be forgotten by its writer."""
@@ -45,6 +51,11 @@ SEND_ROWS = 1_000
 """Rows of one publication: as many as the bus surely stores within its deadline."""
 DELETE_S = 0.2
 """How long the rows of what was sent may stay: one delete for many sendings."""
+TRIES = 12
+"""Refusals by the bus until a row is given up."""
+PAUSE_S, PAUSE_MAX_S = 2.0, 60.0
+"""Before a refused row is tried again, doubled each time up to the second: TRIES take
+about eight minutes, longer than streams that were lost need to be declared again."""
 CLOSE_S = 1.0
 CLOSE_TRIES = 3
 MAX_QUEUED = 50_000
@@ -61,6 +72,8 @@ def outbox_table(metadata: MetaData) -> Table:
         Column("data", LargeBinary, nullable=False),
         Column("headers", Text),
         Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+        Column("tries", Integer, nullable=False, server_default=text("0")),
+        Column("next_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     )
 
 
@@ -75,6 +88,8 @@ class Outbox:
         self._gone: list[int] = []
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self.given_up = 0
+        """Rows that went to the dead letters since the start."""
 
     def start(self) -> None:
         """Begins sending and sweeping in the background."""
@@ -146,16 +161,20 @@ class Outbox:
             log.exception("outbox: %d left to the sweep", len(rows))
 
     async def _send(self, rows: Sequence[tuple[int, Outgoing]]) -> None:
-        stored = await self._store(rows)
+        stored, _ = await self._store(rows)
         self._gone += stored  # not across the await: the list may have been swapped by then
 
-    async def _store(self, rows: Sequence[tuple[int, Outgoing]]) -> list[int]:
-        """The ids of the rows that are stored now."""
-        reasons = await self._bus.store_each([self._stamped(i, m) for i, m in rows])
-        failed = [reason for reason in reasons if reason]
+    async def _store(
+        self, rows: Sequence[tuple[int, Outgoing]]
+    ) -> tuple[list[int], dict[int, str]]:
+        """The ids of the rows that are stored now, and why the bus refuses others."""
+        whys = await self._bus.store_each([self._stamped(i, m) for i, m in rows])
+        failed = [why.reason for why in whys if why]
         if failed:
             log.warning("outbox: %d left to the sweep: %s", len(failed), failed[0])
-        return [i for (i, _), reason in zip(rows, reasons, strict=True) if reason is None]
+        found = list(zip(rows, whys, strict=True))
+        refused = {i: why.reason for (i, _), why in found if why and why.refused}
+        return [i for (i, _), why in found if why is None], refused
 
     async def _delete_loop(self) -> None:
         while True:
@@ -209,14 +228,56 @@ class Outbox:
         async with self._db.transaction() as connection:
             result = await connection.execute(
                 text(
-                    "select id, subject, data, headers from outbox "
-                    "where at < now() - make_interval(secs => :age) "
+                    "select id, subject, data, headers, tries from outbox "
+                    "where at < now() - make_interval(secs => :age) and next_at <= now() "
                     "order by id limit :n for update skip locked"
                 ),
                 {"age": SWEEP_AFTER_S, "n": SWEEP_ROWS},
             )
-            rows = [(i, Outgoing(s, bytes(d), json.loads(h) if h else {})) for i, s, d, h in result]
-            stored = await self._store(rows) if rows else []
-            if stored:
-                await self._delete(connection, stored)
+            found = [
+                (i, Outgoing(subject, bytes(data), json.loads(headers) if headers else {}), tries)
+                for i, subject, data, headers, tries in result
+            ]
+            if not found:
+                return 0
+            stored, refused = await self._store([(i, m) for i, m, _ in found])
+            hopeless = [(i, m, n) for i, m, n in found if i in refused and n + 1 >= TRIES]
+            gone = await self._give_up(hopeless, refused)
+            if stored or gone:
+                await self._delete(connection, [*stored, *gone])
+            await self._put_off(connection, sorted(refused.keys() - set(gone)))
         return len(stored)
+
+    async def _put_off(self, connection: AsyncConnection, ids: list[int]) -> None:
+        if ids:
+            await connection.execute(
+                text(
+                    "update outbox set tries = tries + 1, next_at = now() + make_interval("
+                    "secs => least(:most, :pause * power(2, least(tries, 30)))) "
+                    "where id = any(cast(:ids as bigint[]))"
+                ),
+                {"ids": ids, "pause": PAUSE_S, "most": PAUSE_MAX_S},
+            )
+
+    async def _give_up(
+        self, rows: Sequence[tuple[int, Outgoing, int]], refused: Mapping[int, str]
+    ) -> list[int]:
+        """Stores rows as dead letters; returns the ids of those that are."""
+        letters = [
+            (
+                i,
+                dead_letter(
+                    m.subject, m.data, stream=LETTERS, durable=self._db.schema, seq=i,
+                    deliveries=n + 1, cause=refused[i],
+                ),
+            )
+            for i, m, n in rows
+        ]  # fmt: skip
+        if not letters:
+            return []
+        gone, _ = await self._store(letters)
+        for i, m, n in rows:
+            if i in gone:
+                log.error("outbox: %s given up after %d tries: %s", m.subject, n + 1, refused[i])
+        self.given_up += len(gone)
+        return gone

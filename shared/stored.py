@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from schemas.base import encode
+from schemas.bus import DeadLetter
+from schemas.subjects import dlq
+
 PUBLISH_S = 5.0
 """Longest wait for the acknowledgements of one call."""
+DEAD_LETTER_BYTES = 64 * 1024
+"""What a dead letter holds of its message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,31 @@ class Outgoing:
     msg_id: str | None = None
 
 
+PASSING = frozenset({10008, 10023, 10047, 10077})
+"""JetStream's errors that are no word about the message: not available, out of
+resources, stream or server full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """Why a message was not stored. ``refused``: the server says that it will not take
+    this one, rather than being away, slow or full."""
+
+    reason: str
+    refused: bool = False
+
+
+def dead_letter(
+    subject: str, data: bytes, *, stream: str, durable: str, seq: int, deliveries: int, cause: str
+) -> Outgoing:
+    """A message that was given up, as its dead letter."""
+    letter = DeadLetter(
+        stream=stream, subject=subject, durable=durable, stream_seq=seq, deliveries=deliveries,
+        cause=cause[:1000], at=time.time(), body=data[:DEAD_LETTER_BYTES], size_bytes=len(data),
+    )  # fmt: skip
+    return Outgoing(dlq(stream), encode(letter), msg_id=f"dlq-{durable}-{seq}")
+
+
 class StoredPublisher:
     """Stores messages through ``client``; safe to use from many tasks."""
 
@@ -38,7 +70,7 @@ class StoredPublisher:
         self._client = client
         self._prefix = ""
         self._next = 0
-        self._waiting: dict[str, asyncio.Future[str | None]] = {}
+        self._waiting: dict[str, asyncio.Future[Unstored | None]] = {}
         self._subscribing = asyncio.Lock()
 
     @property
@@ -46,11 +78,11 @@ class StoredPublisher:
         """Messages whose acknowledgement is awaited now."""
         return len(self._waiting)
 
-    async def publish(self, messages: Sequence[Outgoing]) -> list[str | None]:
+    async def publish(self, messages: Sequence[Outgoing]) -> list[Unstored | None]:
         """For each message ``None`` once it is stored, else why it was not. One that
         got no answer in time may be stored all the same."""
-        futures: dict[str, asyncio.Future[str | None]] = {}
-        late = "no acknowledgement"
+        futures: dict[str, asyncio.Future[Unstored | None]] = {}
+        late = Unstored("no acknowledgement")
         try:
             async with asyncio.timeout(PUBLISH_S):
                 await self._subscribe()
@@ -58,7 +90,7 @@ class StoredPublisher:
                     await self._send(message, futures)
                 await asyncio.wait(futures.values())
         except (NatsError, TimeoutError, OSError) as exc:
-            late = str(exc) or type(exc).__name__
+            late = Unstored(str(exc) or type(exc).__name__)
         finally:
             for token in futures:
                 self._waiting.pop(token, None)
@@ -73,7 +105,7 @@ class StoredPublisher:
                 self._prefix = prefix
 
     async def _send(
-        self, message: Outgoing, futures: dict[str, asyncio.Future[str | None]]
+        self, message: Outgoing, futures: dict[str, asyncio.Future[Unstored | None]]
     ) -> None:
         headers = dict(message.headers)
         if message.msg_id:
@@ -92,13 +124,16 @@ class StoredPublisher:
             future.set_result(refusal(msg))
 
 
-def refusal(msg: Msg) -> str | None:
+def refusal(msg: Msg) -> Unstored | None:
     """Why the server did not store the message, ``None`` where it did."""
     if msg.headers and msg.headers.get("Status") == "503":
-        return "no stream takes the subject"
+        return Unstored("no stream takes the subject", refused=True)
     try:
         answer = json.loads(msg.data)
     except ValueError:
-        return "an acknowledgement could not be read"
+        return Unstored("an acknowledgement could not be read")
     error = answer.get("error")
-    return f"{error.get('description')} ({error.get('err_code')})" if error else None
+    if not error:
+        return None
+    code = error.get("err_code")
+    return Unstored(f"{error.get('description')} ({code})", refused=code not in PASSING)

@@ -43,13 +43,13 @@
 
 enum msg {
     M_HELLO = 1, M_SETUP, M_EXEC, M_DATA, M_EOF, M_CREDIT, M_SIGNAL, M_KILL,
-    M_LIST, M_ATTACH, M_ACK, M_FILE, M_RESIZE,
+    M_LIST, M_ATTACH, M_ACK, M_FILE, M_RESIZE, M_DIAL,
     M_RESULT = 20, M_ERROR, M_OK, M_LISTING,
 };
 
 enum tag {
     T_KEY = 1, T_ARGV, T_SHELL, T_CWD, T_ENV, T_USER, T_TIMEOUT_NS, T_LIMIT, T_MERGE,
-    T_STDIN, T_SESSION, T_ROWS, T_COLS,
+    T_STDIN, T_SESSION, T_ROWS, T_COLS, T_PORT, T_WAIT_NS,
     T_FOP = 20, T_PATH, T_DST, T_OFFSET, T_LENGTH, T_MODE, T_APPEND, T_RECURSIVE, T_PARENTS,
     T_CODE = 40, T_MESSAGE, T_FIELD, T_ERRNO,
     T_EXIT_CODE = 50, T_SIGNAL_NO, T_TIMED_OUT, T_OOM, T_DROPPED_OUT, T_DROPPED_ERR,
@@ -157,6 +157,13 @@ int tree_copy(const char *src, const char *dst);
 
 /* ---- ops.c, exec.c: operations ---- */
 struct session;
+struct dial {                        /* a connection to a port of the sandbox */
+    bool on, connected, v6;
+    int fd;                          /* while it connects */
+    uint16_t port;
+    int err;                         /* of the first address; then what broke it */
+    uint64_t wait_end, again, pause;
+};
 struct op {
     bool used, attached, done, file, merge, sent, killing, timed_out, cancelled, reaped, failed;
     uint32_t id;
@@ -170,6 +177,7 @@ struct op {
     uint64_t started, timeout, deadline, drain_idle, drain_end, kill_end, oom_before, duration;
     uint64_t finished_seq;
     struct session *session;
+    struct dial dial;
     bool session_fresh, session_ended;
     uint32_t rows, cols;             /* of its terminal; 0: it has none */
     int tty_fd;                      /* the command's end, so that the line stays up */
@@ -182,7 +190,7 @@ extern struct op ops[OPS_MAX];
 extern uint32_t next_id;
 extern bool finished_now;
 struct op *op_by_id(uint32_t id);
-struct op *op_new(uint32_t id);
+struct op *op_admit(uint32_t id);
 void op_free(struct op *op);
 void op_start(uint32_t id, const uint8_t *p, size_t n, bool file);
 int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdin);
@@ -209,6 +217,15 @@ bool op_is_unbegun(pid_t pid);
 bool op_waits(const struct op *op, uint64_t now);
 void ops_disconnected(void);
 void ops_list(struct buf *b);
+
+/* ---- dial.c: connections to ports ---- */
+void dial_start(uint32_t id, const uint8_t *p, size_t n);
+void dial_answered(struct op *op);
+void dial_ack(int fd);
+void dial_output_end(struct op *op, int err);
+void dial_abort(struct op *op);
+void dial_tick(struct op *op, uint64_t now);
+uint64_t dial_next_due(const struct op *op);
 
 /* ---- pty.c: commands on a terminal ---- */
 int pty_fds(struct op *op, struct launch *l, bool with_stdin);

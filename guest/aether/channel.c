@@ -271,6 +271,8 @@ static bool on_frame(uint8_t type, uint32_t id, const uint8_t *p, size_t n)
         on_setup(id, p, n);
     } else if (type == M_EXEC || type == M_FILE) {
         op_start(id, p, n, type == M_FILE);
+    } else if (type == M_DIAL) {
+        dial_start(id, p, n);
     } else if (type == M_LIST) {
         on_list(id);
     } else if ((type >= M_DATA && type <= M_ACK) || type == M_RESIZE) {

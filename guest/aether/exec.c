@@ -131,6 +131,10 @@ void op_kill(struct op *op)
 {
     if (op->done)
         return;
+    if (op->dial.on) {
+        dial_abort(op);
+        return;
+    }
     if (!op->killing)
         op->kill_end = now_ns() + KILL_MAX_NS;
     op->killing = true;
@@ -178,37 +182,28 @@ void op_lost(int leaf)
     }
 }
 
-/* Gives up the places of finished commands: done after their answers were sent. */
-void ops_leave(void)
-{
-    for (int i = 0; i < OPS_MAX; i++)
-        if (ops[i].used && ops[i].done && (ops[i].at.leaf >= 0 || ops[i].at.sock > 0))
-            place_leave(&ops[i].at);
-}
-
 void op_read(struct op *op, int which)
 {
     static uint8_t scratch[CHUNK]; /* more than a pipe holds; files move in pieces of this */
     struct outstream *s = &op->out[which];
-    size_t most = sizeof scratch;
-    if (s->retain && stream_room(s) < most)
-        most = stream_room(s);
-    if (!s->retain) {
-        most = s->credit < CHUNK && op->attached ? s->credit : CHUNK;
-        if (conn_out.len >= OUT_HIGH)
-            return;
-    }
-    if (!most)
+    size_t most = s->retain ? stream_room(s) : op->attached ? s->credit : CHUNK;
+    if (most > sizeof scratch)
+        most = sizeof scratch;
+    if (!most || (!s->retain && conn_out.len >= OUT_HIGH))
         return;
     ssize_t k = read(s->fd, scratch, most);
     if (k < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (k <= 0) {
+        if (op->dial.on)
+            dial_output_end(op, k ? errno : 0);
         close(s->fd);
         s->fd = -1;
         return;
     }
     op->drain_idle = now_ns() + DRAIN_IDLE_NS;
+    if (op->dial.on)
+        dial_ack(s->fd);
     if (s->retain) {
         stream_push(s, scratch, (size_t)k);
     } else {

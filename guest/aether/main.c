@@ -87,7 +87,7 @@ static int gather(uint64_t now, uint64_t *due)
         struct op *op = &ops[i];
         if (!op->used || op->done)
             continue;
-        uint64_t d = op_next_due(op, now);
+        uint64_t d = op->dial.on ? dial_next_due(op) : op_next_due(op, now);
         if (d < *due)
             *due = d;
         for (int k = 0; k < 2; k++) {
@@ -96,6 +96,8 @@ static int gather(uint64_t now, uint64_t *due)
             if (s->fd >= 0 && (s->retain ? stream_room(s) > 0 : wanted))
                 n = add(n, s->fd, POLLIN, op, k);
         }
+        if (op->dial.fd >= 0)
+            n = add(n, op->dial.fd, POLLOUT, op, 5);
         if (op->status_fd >= 0)
             n = add(n, op->status_fd, POLLIN, op, 2);
         if (op->in_fd >= 0 && op->in.len)
@@ -123,6 +125,8 @@ static void serve(int n)
             op_read_report(op);
         else if (who[i].what == 3 && op->used && op->in_fd == fd)
             op_write_stdin(op);
+        else if (who[i].what == 5 && op->used && op->dial.fd == fd)
+            dial_answered(op);
         else if (who[i].what == 4 && who[i].session->state_fd == fd)
             session_state(who[i].session);
     }
@@ -171,7 +175,9 @@ static void turn(int chld)
     now = now_ns();
     bool busy = false;
     for (int i = 0; i < OPS_MAX; i++) {
-        if (ops[i].used)
+        if (ops[i].used && ops[i].dial.on)
+            dial_tick(&ops[i], now);
+        else if (ops[i].used)
             op_tick(&ops[i], now);
         if (ops[i].used)
             op_pump(&ops[i]);

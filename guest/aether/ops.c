@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 struct op ops[OPS_MAX];
@@ -21,7 +22,7 @@ struct op *op_by_id(uint32_t id)
     return NULL;
 }
 
-struct op *op_new(uint32_t id)
+static struct op *op_new(uint32_t id)
 {
     for (int i = 0; i < OPS_MAX; i++) {
         if (ops[i].used)
@@ -31,7 +32,7 @@ struct op *op_new(uint32_t id)
         op->used = op->attached = true;
         op->id = id;
         op->in_fd = op->status_fd = op->at.leaf = op->out[0].fd = op->out[1].fd = -1;
-        op->tty_fd = -1;
+        op->tty_fd = op->dial.fd = -1;
         op->started = now_ns();
         if (id >= next_id)
             next_id = id + 1;
@@ -50,6 +51,8 @@ void op_free(struct op *op)
         close(op->status_fd);
     if (op->tty_fd >= 0)
         close(op->tty_fd);
+    if (op->dial.fd >= 0)
+        close(op->dial.fd);
     if (op->at.leaf >= 0 || op->at.sock > 0)
         place_leave(&op->at);
     buf_free(&op->in);
@@ -114,26 +117,27 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
     return k < 0 ? "spec" : NULL;
 }
 
+/* A new operation; NULL where it was refused. */
+struct op *op_admit(uint32_t id)
+{
+    struct op *op = NULL;
+    if (!set_up) /* nothing ever runs outside the workload's groups */
+        op_refuse(id, "unavailable", NULL, "the agent was not set up");
+    else if (!id)
+        op_refuse(id, "invalid_request", "op_id", "an operation has an id that is not 0");
+    else if (op_by_id(id))
+        op_refuse(id, "conflict", "op_id", "the operation id is in use");
+    else if (!(op = op_new(id)))
+        op_refuse(id, "capacity_exhausted", NULL, "too many operations in this sandbox");
+    return op;
+}
+
 void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
 {
     struct wish w = {.limit = 10u << 20};
-    if (!set_up) { /* nothing ever runs outside the workload's groups */
-        op_refuse(id, "unavailable", NULL, "the agent was not set up");
+    struct op *op = op_admit(id);
+    if (!op)
         return;
-    }
-    if (!id) {
-        op_refuse(id, "invalid_request", "op_id", "an operation has an id that is not 0");
-        return;
-    }
-    if (op_by_id(id)) {
-        op_refuse(id, "conflict", "op_id", "the operation id is in use");
-        return;
-    }
-    struct op *op = op_new(id);
-    if (!op) {
-        op_refuse(id, "capacity_exhausted", NULL, "too many operations in this sandbox");
-        return;
-    }
     const char *bad = check(p, n, &w, op);
     if (!bad && !file && w.commands != 1 && w.commands != 2)
         bad = "argv";
@@ -192,6 +196,7 @@ void op_write_stdin(struct op *op)
         if (k < 0 && errno == EAGAIN)
             break;
         if (k <= 0) { /* EPIPE: nobody reads any more */
+            op->dial.err = errno;
             at = op->in.len;
             op->in_eof = true;
             break;
@@ -207,6 +212,8 @@ void op_write_stdin(struct op *op)
     }
     if (op->in_eof && !op->in.len) {
         pty_input_end(op);
+        if (op->dial.on)
+            shutdown(op->in_fd, SHUT_WR);
         close(op->in_fd);
         op->in_fd = -1;
     }
@@ -254,7 +261,9 @@ void ops_disconnected(void)
             continue;
         op->attached = false;
         op->result_sent = false;
-        if (op->file && op->done)
+        if (op->dial.on && !op->done)
+            dial_abort(op);
+        if ((op->file || op->dial.on) && op->done)
             op_free(op);
         else if (op->file) {
             op->cancelled = true; /* before its stdin ends, which would commit a write */
@@ -263,10 +272,18 @@ void ops_disconnected(void)
     }
 }
 
+/* Gives up the places of finished commands: done after their answers were sent. */
+void ops_leave(void)
+{
+    for (int i = 0; i < OPS_MAX; i++)
+        if (ops[i].used && ops[i].done && (ops[i].at.leaf >= 0 || ops[i].at.sock > 0))
+            place_leave(&ops[i].at);
+}
+
 void ops_list(struct buf *b)
 {
     for (int i = 0; i < OPS_MAX; i++) {
-        if (!ops[i].used || ops[i].file)
+        if (!ops[i].used || ops[i].file || ops[i].dial.on)
             continue;
         put_u64(b, T_OP_ID, ops[i].id);
         put_str(b, T_KEY, ops[i].key ? ops[i].key : "");

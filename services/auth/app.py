@@ -57,6 +57,7 @@ class App:
         self.health = Health("auth")
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
+        self.health.count("outbox_given_up", lambda: self.outbox.given_up)
         self.health.add("requests", self.requests.check)
         self.health.add("releases", self.releases.check)
         self.health_port = 0

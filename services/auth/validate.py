@@ -34,7 +34,7 @@ IMAGELESS = frozenset({"fake", "fncall"})
 
 REQUIRABLE = frozenset(
     {
-        "exec", "files", "pause", "snapshot", "cpu_limit", "memory_limit", "disk_limit",
+        "exec", "files", "ports", "pause", "snapshot", "cpu_limit", "memory_limit", "disk_limit",
         "pids_limit", "network", "display",
     }
 )  # fmt: skip

@@ -52,6 +52,7 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
     bus.listen(hb("*"), Heartbeat, handlers.heartbeat)
     for name, check in (("bus", bus.check), ("database", db.ping), ("rounds", handlers.check)):
         health.add(name, check)
+    health.count("outbox_given_up", lambda: outbox.given_up)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(db.close)
         stack.push_async_callback(health.close)

@@ -49,7 +49,7 @@ class Edge:
         clock = SystemClock()
         settings.state_path.mkdir(parents=True, exist_ok=True)
         settings.state_path.chmod(0o700)  # specs and files of sandboxes are below it
-        self._lock = _lock(settings)
+        self._lock = lock(settings)
         self.link = Link()
         self.journal = Journal(settings.state_path / "journal.db")
         self.observer = Observer(
@@ -58,7 +58,7 @@ class Edge:
         self.meter = probe.Meter(settings.state_path)
         limits = probe.limits(settings)
         self.supervisor = Supervisor(
-            _drivers(settings), journal=self.journal, observer=self.observer,
+            drivers(settings), journal=self.journal, observer=self.observer,
             locator=Locator(settings.store_url), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
@@ -71,6 +71,7 @@ class Edge:
             self.supervisor, node=settings.node, link=self.link, journal=self.journal,
             observer=self.observer, clock=clock, ops_per_sandbox=settings.ops_per_sandbox,
             ops_per_node=settings.ops_per_node,
+            connections_per_sandbox=settings.connections_per_sandbox,
         )  # fmt: skip
         self.presence = Presence(
             self.supervisor, settings=settings, epoch=self.epoch, limits=limits,
@@ -139,17 +140,18 @@ class Edge:
             log.debug("closing the bus: %r", exc)
 
 
-def _drivers(settings: Settings) -> dict[str, Driver]:
-    drivers: dict[str, Driver] = {}
+def drivers(settings: Settings) -> dict[str, Driver]:
+    """The node's drivers, not opened."""
+    made: dict[str, Driver] = {}
     for name in settings.driver_names:
         folder = settings.state_path / "drivers" / name
         folder.mkdir(parents=True, exist_ok=True)
         config = registry.DriverConfig(settings.node, folder, registry.options(name, os.environ))
-        drivers[name] = registry.create(name, config)
-    return drivers
+        made[name] = registry.create(name, config)
+    return made
 
 
-def _lock(settings: Settings) -> IO[str]:
+def lock(settings: Settings) -> IO[str]:
     """One edge a state folder: two would each take the other's sandboxes for leftovers."""
     file = (settings.state_path / "lock").open("w")
     try:

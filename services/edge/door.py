@@ -38,6 +38,7 @@ from services.edge.journal import Journal
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
+from services.edge.ports import Room
 from services.edge.supervisor import Supervisor
 from services.edge.verbs import VERBS, Verb, resume_exec
 from shared import ids, lifecycle, telemetry
@@ -72,6 +73,7 @@ class Door:
     def __init__(
         self, supervisor: Supervisor, *, node: str, link: Link, journal: Journal,
         observer: Observer, clock: Clock, ops_per_sandbox: int, ops_per_node: int,
+        connections_per_sandbox: int,
     ) -> None:  # fmt: skip
         self._supervisor = supervisor
         self._node = node
@@ -81,6 +83,7 @@ class Door:
         self._clock = clock
         self._ops_per_sandbox = ops_per_sandbox
         self._ops_per_node = ops_per_node
+        self._room = Room(connections_per_sandbox)
         self._running: dict[Key, Operation] = {}
         self._finished = Finished(clock)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,16 +164,19 @@ class Door:
             again = known.join(msg.reply, request.offset) if joins else known.attach(msg.reply)
             self._spawn(again)
             return
-        if sandbox.busy >= self._ops_per_sandbox:
-            raise _full(f"{sandbox.busy} operations run in this sandbox")
+        busy = sandbox.busy - self._room.held(call.uid)
+        if busy >= self._ops_per_sandbox:
+            raise _full(f"{busy} operations run in this sandbox")
         if len(self._running) >= self._ops_per_node:
             raise _full(f"{len(self._running)} operations run on this node")
-        op = Operation(
+        op = verb.operation(
             call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
             clock=self._clock,
         )  # fmt: skip
         op.stays = verb.reply is ExecReply and isinstance(sandbox.driver, Resumable)
-        op.have = _have((msg.headers or {}).get(HEADER_HAVE))
+        if have := (msg.headers or {}).get(HEADER_HAVE):
+            op.asked_again(_have(have))
+        self._room.enter(call)
         self._running[key] = op
         if verb.wakes:  # looking at a sandbox is no activity
             sandbox.enter(op, op.abort)
@@ -269,6 +275,7 @@ class Door:
                 changes.append(records.exec_ended(*key, _recorded(op, reply, final)))
         await op.finish(final)
         self._running.pop(key, None)
+        self._room.leave(op.call)
         if op.begun and not _did_not_begin(error):
             self._finished.put(key, op)
         self._record(op.call, body, error, changes)
@@ -356,9 +363,9 @@ def _did_not_begin(error: DsecError | None) -> bool:
     return isinstance(error, Unavailable | CapacityExhausted)
 
 
-def _have(text: str | None) -> tuple[int, int]:
+def _have(text: str) -> tuple[int, int]:
     """What output a client has that asks again."""
-    counts = (text or "0 0").split(" ")
+    counts = text.split(" ")
     if len(counts) != 2 or not all(
         c.isascii() and c.isdigit() and len(c) < COUNT_DIGITS_MAX for c in counts
     ):

@@ -33,7 +33,6 @@ from shared.wire import to_wire
 
 STALL_S = 300.0
 """Longest wait for a client that confirms no output."""
-ACK_EVERY_BYTES = WINDOW_BYTES // 4
 RETAINED_BYTES = 1024 * 1024
 """Confirmed output that is kept for a client that joins."""
 MAX_CONTROL = 64
@@ -53,6 +52,11 @@ Send = Callable[[str, bytes, dict[str, str]], Awaitable[None]]
 class Operation:
     """The edge's side of one operation; the drivers' :class:`ExecIO`."""
 
+    window_bytes = WINDOW_BYTES
+    retained_max_bytes = RETAINED_BYTES
+    may_stall = False  # a client that confirms nothing is waited for
+    terminal = False  # a silent client has hung up
+
     def __init__(
         self, call: Call, op_id: str, *, hash_: bytes, reply_to: str, send: Send, clock: Clock
     ) -> None:
@@ -69,7 +73,6 @@ class Operation:
         self.stays = False  # its command may outlive this process
         self.left = False  # and does
         self.takes_input = False
-        self.terminal = False  # a silent client has hung up
         self.have = (0, 0)  # bytes of both streams that the client says it has
         self.final: bytes | None = None
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
@@ -115,10 +118,10 @@ class Operation:
             await self._frame(FRAME_OF[stream], bytes(data[start : start + CHUNK_BYTES]))
 
     async def _frame(self, frame: str, data: bytes) -> None:
-        while self._sent - self._confirmed + len(data) > WINDOW_BYTES:
+        while self._sent - self._confirmed + len(data) > self.window_bytes:
             self._room.clear()
             try:
-                async with asyncio.timeout(STALL_S):
+                async with asyncio.timeout(None if self.may_stall else STALL_S):
                     await self._room.wait()
             except TimeoutError:
                 raise DeadlineExceeded(f"the reader took nothing for {STALL_S:g} s") from None
@@ -134,6 +137,11 @@ class Operation:
         async with self._sending:
             self.final = final
             await self._send("x", final, {HEADER_OFFSET: str(self._sent)})
+
+    def asked_again(self, have: tuple[int, int]) -> None:
+        """It begins for a client that asks again: ``have`` are the bytes of both streams
+        that it has."""
+        self.have = have
 
     async def attach(self, reply_to: str) -> None:
         """Answers go to another connection of the same client from here on."""
@@ -256,9 +264,9 @@ class Operation:
             data = data[have - offset :]  # what came before came twice
         if data and self._eof:
             raise InvalidRequest("input after its end", field="stdin")
-        if len(data) > CHUNK_BYTES or self._queued + len(data) > WINDOW_BYTES:
+        if len(data) > CHUNK_BYTES or self._queued + len(data) > self.window_bytes:
             raise InvalidRequest(
-                f"more than {WINDOW_BYTES} bytes of input not taken yet", field="stdin"
+                f"more than {self.window_bytes} bytes of input not taken yet", field="stdin"
             )
         if data:
             self._queued += len(data)
@@ -278,7 +286,7 @@ class Operation:
     def _retain(self, frame: Frame) -> None:
         self._retained.append(frame)
         self._retained_bytes += len(frame[2])
-        while self._retained_bytes > RETAINED_BYTES:
+        while self._retained_bytes > self.retained_max_bytes:
             self._retained_bytes -= len(self._retained.popleft()[2])
 
     def _signal(self, name: str) -> None:
@@ -322,7 +330,7 @@ class Operation:
                 self.taken += len(data)
                 yield data
                 if self._wants_input and (
-                    not self._input or self.taken - self._told_taken >= ACK_EVERY_BYTES
+                    not self._input or self.taken - self._told_taken >= self.window_bytes // 4
                 ):
                     self._told_taken = self.taken
                     await self._send("a", str(self.taken).encode())

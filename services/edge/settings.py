@@ -42,6 +42,7 @@ class Settings(Common, kw_only=True):
     recover_timeout_s: float = 20.0
     ops_per_sandbox: int = 64
     ops_per_node: int = 2_048
+    connections_per_sandbox: int = 128
 
     def __post_init__(self) -> None:
         if not ids.is_token(self.node):

@@ -13,6 +13,8 @@ from typing import Any
 
 from schemas.exec import (
     INLINE_BYTES,
+    ConnectReply,
+    ConnectRequest,
     ExecReply,
     ExecRequest,
     FileEntry,
@@ -32,6 +34,7 @@ from services.edge.drivers.base import (
     Resumable,
 )  # fmt: skip
 from services.edge.operation import Operation
+from services.edge.ports import Connection, run_connect
 from shared.errors import Internal, InvalidRequest, SandboxDied, Unsupported
 
 BACKSTOP_S = 10.0
@@ -40,21 +43,23 @@ MAX_ENTRIES = 20_000
 """Files in one listing."""
 USAGE_S = 2.0
 
-Reply = ExecReply | FileReply | InfoReply
+Reply = ExecReply | FileReply | InfoReply | ConnectReply
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
     """A verb: its request, its reply, what it does, whether a repetition of it would
     do harm (``once``: then its intent and result are journalled), what is wrong with a
-    request (``check`` raises), whether it needs a running sandbox (``wakes``)."""
+    request (``check`` raises), whether it needs a running sandbox (``wakes``), the class of
+    its ``operation``."""
 
     request: type[Any]
     reply: type[Any]
-    run: Callable[[Sandbox, Any, Operation], Awaitable[Reply]]
+    run: Callable[[Sandbox, Any, Any], Awaitable[Reply]]
     once: Callable[[Any], bool] = lambda request: False
     check: Callable[[Any], None] = lambda request: None
     wakes: bool = True
+    operation: type[Operation] = Operation
 
 
 def check_exec(request: ExecRequest) -> None:
@@ -264,6 +269,7 @@ def _always(request: Any) -> bool:
 VERBS: dict[str, Verb] = {
     "exec": Verb(ExecRequest, ExecReply, run_exec, _always, check_exec),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
+    "connect": Verb(ConnectRequest, ConnectReply, run_connect, operation=Connection),
     "file_read": Verb(FileRequest, FileReply, run_read),
     "file_write": Verb(FileRequest, FileReply, run_write, lambda r: bool(r.append)),
     "file_stat": Verb(FileRequest, FileReply, run_stat),

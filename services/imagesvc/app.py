@@ -7,7 +7,7 @@ import logging
 from functools import partial
 
 from schemas.image import ImageQuery, ResolveRequest
-from schemas.subjects import DURABLES, rpc
+from schemas.subjects import durable, rpc
 from services.imagesvc import store
 from services.imagesvc.blobstore import open_store
 from services.imagesvc.engine import DockerEngine
@@ -24,7 +24,6 @@ from shared.periodic import Periodic, portions
 log = logging.getLogger(__name__)
 
 QUEUE = "imagesvc"
-_COMMANDS = next(durable for durable in DURABLES if durable.name == "imagesvc_commands")
 
 
 class App:
@@ -45,11 +44,17 @@ class App:
                 unpacked_bytes_max=settings.image_unpacked_bytes_max,
                 collapse_bytes_max=settings.image_collapse_bytes,
                 parallel_max=settings.image_parallel,
+                small_bytes=settings.image_small_bytes,
             ),
             verify=settings.image_verify,
         )
         self.handlers = Handlers(settings, self.bus, self.db, self.importer)
-        self.consumer = BatchConsumer(self.bus, _COMMANDS, self.handlers.commands)
+        self.quick = BatchConsumer(self.bus, durable("imagesvc_quick"), self.handlers.commands)
+        # one import each: a long one holds up no other
+        self.imports = [
+            BatchConsumer(self.bus, durable("imagesvc_commands"), self.handlers.commands)
+            for _ in range(settings.image_commands)
+        ]
         self.health = Health("imagesvc")
         self.pruning = Periodic("prune requests", self.prune, every_s=settings.image_prune_s)
         self.bus.answer(
@@ -63,11 +68,13 @@ class App:
         if swept:
             log.info("removed %d unfinished imports", swept)
         await self.bus.start()
-        self.consumer.start()
+        for consumer in (self.quick, *self.imports):
+            consumer.start()
         self.pruning.start()
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
-        self.health.add("consumer", self._check_consumer)
+        self.health.add("quick", self.quick.check)
+        self.health.add("imports", self._check_imports)
         self.health.add("store", self._check_store)
         await self.health.serve(self.settings.health_port)
 
@@ -75,14 +82,15 @@ class App:
         """Ends; an import at hand is broken off and comes again after the next start."""
         await self.health.close()
         await self.pruning.close()
-        await self.consumer.close()
+        await asyncio.gather(*(c.close() for c in (self.quick, *self.imports)))
         await self.bus.close()
         await asyncio.to_thread(self.importer.close)
         await self.db.close()
 
-    async def _check_consumer(self) -> None:
+    async def _check_imports(self) -> None:
         if not self.handlers.busy:  # nothing is fetched during an import
-            await self.consumer.check()
+            for consumer in self.imports:
+                await consumer.check()
 
     async def _check_store(self) -> None:
         if not await asyncio.to_thread(self.blobs.ready):

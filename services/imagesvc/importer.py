@@ -32,6 +32,8 @@ from services.imagesvc.tarlayer import FileRange, read_tar
 from shared.errors import InvalidRequest, Unsupported
 
 Stage = Literal["reading", "writing", "storing"]
+SMALL_ENTRIES = 2_000
+"""Entries that are looked at to find out whether a source is small."""
 REPORT_BYTES = 4 * 1024 * 1024
 
 
@@ -112,6 +114,26 @@ class ImportLimits:
     unpacked_bytes_max: int = 256 * 1024**3  # spooled streams and stored data, each
     collapse_bytes_max: int = COLLAPSE_MAX_BYTES
     parallel_max: int = 2
+    small_bytes: int = 64 * 1024**2  # a source of at most so much has a thread of its own kind
+
+
+def is_small(source: Source, limit: int) -> bool:
+    """Whether a look at a folder or file, of SMALL_ENTRIES entries at most, shows no
+    more than ``limit`` bytes."""
+    if not isinstance(source, PathSource):
+        return False
+    total = 0
+    try:
+        if not source.path.is_dir():
+            return source.path.stat().st_size <= limit
+        files = (os.path.join(at, n) for at, _, names in os.walk(source.path) for n in names)
+        for count, file in enumerate(files):
+            total += os.lstat(file).st_size
+            if total > limit or count >= SMALL_ENTRIES:
+                return False
+    except OSError:  # the import itself will say what is wrong
+        return False
+    return True
 
 
 class ImageEngine(Protocol):
@@ -136,6 +158,7 @@ class Importer:
         self._limits = limits or ImportLimits()
         self._verify = verify
         self._pool = ThreadPoolExecutor(self._limits.parallel_max, thread_name_prefix="import")
+        self._small = ThreadPoolExecutor(1, thread_name_prefix="small import")
 
     async def run(
         self, request: ImportRequest, *, progress: Callable[[ImportProgress], None] | None = None
@@ -153,7 +176,9 @@ class Importer:
             if progress is not None:
                 loop.call_soon_threadsafe(progress, state)
 
-        work = loop.run_in_executor(self._pool, self._guarded, request, report, cancelled)
+        small = await asyncio.to_thread(is_small, request.source, self._limits.small_bytes)
+        pool = self._small if small else self._pool
+        work = loop.run_in_executor(pool, self._guarded, request, report, cancelled)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -211,6 +236,7 @@ class Importer:
     def close(self) -> None:
         """Wait for running imports and release the threads."""
         self._pool.shutdown()
+        self._small.shutdown()
 
 
 class _Cancelled(Exception):

@@ -22,6 +22,10 @@ class Settings(Common, kw_only=True):
     image_verify: bool = True
     """Mount and compare every new layer: needs root and a kernel with EROFS."""
 
+    image_commands: int = 8
+    """Imports taken at a time; those over ``image_parallel`` wait for their turn."""
+    image_small_bytes: int = 64 * 1024**2
+    """A folder or file of at most this much data does not wait behind longer imports."""
     image_parallel: int = 2
     """Imports at a time."""
     image_collapse_bytes: int = 3 * 1024**3

@@ -53,7 +53,9 @@ class App:
         self.db = Database(settings.pg_dsn, "scheduler")
         self.load = LoadView(settings.redis_url)
         self.outbox = Outbox(self.bus, self.db)
-        self.fleet = Fleet(self.db, self.load, settings.view_refresh_s)
+        self.fleet = Fleet(
+            self.db, self.load, settings.view_refresh_s, share_s=settings.burst_share_s
+        )
         self.images = Images(self.bus, settings.resolve_s)
         self.work = Work(settings, self.db, self.bus, self.outbox, self.fleet, self.images)
         self.jobs = Jobs(self.work, self.db, connected=self._connected)
@@ -87,7 +89,7 @@ class App:
         self.bus.answer(rpc("scheduler", "nodes"), IamQuery, questions.nodes, queue=QUEUE)
 
     async def _plan(self, plan: BurstPlan, _: Incoming) -> None:
-        self.fleet.cloud_share = min(1.0, max(0.0, plan.share))
+        self.fleet.burst(plan.share)
 
     async def start(self) -> None:
         """Connects, declares the topology (waiting for the bus as long as it
@@ -107,6 +109,7 @@ class App:
             consumer.start()
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
+        self.health.count("outbox_given_up", lambda: self.outbox.given_up)
         self.health.add("topology", self._check_topology)
         for consumer in self.consumers:
             self.health.add(consumer.name, consumer.check)

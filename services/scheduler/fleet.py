@@ -36,9 +36,12 @@ def pressure_of(beat: Heartbeat | None) -> float:
 
 
 class Fleet(Periodic):
-    """Snapshot and overlay. ``cloud_share`` is what burst last asked for."""
+    """Snapshot and overlay. What burst asks for counts for ``share_s`` seconds: a burst
+    that is dead must not send creations into a cloud that nobody watches."""
 
-    def __init__(self, db: Database, load: LoadView, refresh_s: float) -> None:
+    def __init__(
+        self, db: Database, load: LoadView, refresh_s: float, *, share_s: float
+    ) -> None:
         self._db = db
         self._load_view = load
         self._nodes: list[Node] = []
@@ -46,8 +49,22 @@ class Fleet(Periodic):
         self._extra: Amounts = {}
         self._overlay = Overlay()
         super().__init__("fleet", self.refresh, every_s=refresh_s)
-        self.cloud_share = 0.0
+        self._share, self._share_until = 0.0, 0.0
+        self._share_s = share_s
         self.load_known = False
+
+    def burst(self, share: float) -> None:
+        """Burst asks for a portion (0…1) of eligible creations to go to the cloud."""
+        self._share = min(1.0, max(0.0, share))
+        self._share_until = time.monotonic() + self._share_s
+
+    @property
+    def cloud_share(self) -> float:
+        """What burst asks for, 0 where it has been silent for too long."""
+        if self._share and time.monotonic() >= self._share_until:
+            log.warning("burst is silent: nothing is sent to the cloud first any more")
+            self._share = 0.0
+        return self._share
 
     def views(self) -> list[NodeView]:
         """Fresh values to place on: the snapshot plus what is not in it yet."""

@@ -87,6 +87,16 @@ def _pause_resume(
     return None
 
 
+def unanswered(result: ItemResult) -> ItemResult:
+    """What a client hears of a sandbox whose node is silent. The operation stands: it
+    is carried out when the node is back, or the sandbox is lost with its node."""
+    if result.error is not None or result.state not in life.TRANSITIONAL:
+        return result
+    text = f"{result.state}: node {result.node} is silent; it is done when the node is back"
+    error = WireError(code="unavailable", message=text, is_infra=True, retryable=True)
+    return replace(result, error=error)
+
+
 def _conflict(row: Sandbox, verb: str) -> ItemResult:
     message = f"{verb}: the sandbox is {row.state}"
     return _refusal(row.uid, row.index, row.state, "conflict", message)

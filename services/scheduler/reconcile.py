@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from services.scheduler import decide, retention, store
+from services.scheduler import decide, operating, requests, retention, sending, store
 from services.scheduler.fleet import Fleet
 from services.scheduler.jobs import Jobs
 from services.scheduler.work import Work
@@ -50,7 +50,8 @@ class Reconciler:
         total = 0
         jobs = self._jobs
         passes = (
-            self.overdue, self.lost, self.draining, jobs.lapse, jobs.pause_lost, jobs.stop_lost
+            self.overdue, self.unanswered, self.lost, self.draining,
+            jobs.lapse, jobs.pause_lost, jobs.stop_lost,
         )  # fmt: skip
         for portion in passes:
             rows = self._settings.reconcile_rows
@@ -66,6 +67,18 @@ class Reconciler:
             for row in rows:
                 decide.overdue(unit.changes, row, now=now, deadlines=self._work.deadlines)
         return len(rows)
+
+    async def unanswered(self) -> int:
+        """Answers a portion of the operations that wait for silent nodes."""
+        async with self._work.unit() as unit:
+            rows = self._settings.reconcile_rows
+            found = await requests.take_silent_ops(unit.connection, rows)
+            for request_id, reply_to, uids, settled in found:
+                if reply_to:
+                    results = await self._work.results(unit, uids, settled)
+                    told = [operating.unanswered(r) for r in results]
+                    unit.replies += sending.op_replies(reply_to, request_id, told)
+        return len(found)
 
     async def lost(self) -> int:
         """A portion of the sandboxes of nodes that have been lost for the grace."""

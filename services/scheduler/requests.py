@@ -107,6 +107,16 @@ _SETTLE_OPS = text(
     "returning op.request_id, op.reply_to, op.uids, op.settled, op.remaining"
 )
 _DELETE_OPS = text("delete from op where request_id = any(cast(:ids as text[]))")
+_SILENT_OPS = text(
+    "with open as (select s.op_id, bool_and(n.lost_at is not null) as silent "
+    "from sandbox s join node n on n.id = s.node "
+    "where s.op_id in (select b.op_id from node a join sandbox b on b.node = a.id "
+    "and b.state in ('pausing', 'resuming', 'stopping') where a.lost_at is not null) "
+    "and s.state in ('pausing', 'resuming', 'stopping') group by s.op_id) "
+    "select request_id, reply_to, uids, settled from op "
+    "where request_id in (select op_id from open where silent) "
+    "order by request_id limit :n for update skip locked"
+)
 _results = msgspec.json.Decoder(list[ItemResult])
 
 
@@ -124,6 +134,17 @@ async def put_op(
             "settled": json_text(settled).encode(),
         },
     )  # fmt: skip
+
+
+async def take_silent_ops(
+    connection: AsyncConnection, limit: int
+) -> list[tuple[str, str | None, list[str], list[ItemResult]]]:
+    """Deletes and returns operations that wait for silent nodes only, as
+    :func:`settle_ops` does those that are complete."""
+    rows = await fetch(connection, _SILENT_OPS, n=limit)
+    if rows:
+        await db.fetch(connection, _DELETE_OPS, {"ids": [r[0] for r in rows]})
+    return [(r[0], r[1], r[2], _results.decode(r[3])) for r in rows]
 
 
 async def settle_ops(

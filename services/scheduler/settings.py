@@ -23,6 +23,9 @@ class Settings(Common, kw_only=True):
     default_memory_mb: int = 0
     """Reserved where a spec gives neither a limit nor a request."""
     view_refresh_s: float = 0.5
+    burst_share_s: float = 90.0
+    """How long burst's portion counts without a word of it: three of its repetitions
+    (``burst_publish_s``)."""
     retry_after_s: float = 5.0
     """The hint to a client that found no capacity."""
 

@@ -82,6 +82,7 @@ LACKS: dict[str, dict[str, str]] = {
         "test_output_over_the_budget_keeps_head_and_tail": "its shell has no pipes",
         "test_usage_counts_the_work": "it has no processes whose CPU time could rise",
         "test_commands_run_side_by_side": "its shell has no loops",
+        "test_a_port_is_reached_once_something_listens": "its shell serves nothing",
         "test_rights_are_the_users": "its files have no owners",
     }
 }

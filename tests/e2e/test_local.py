@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,11 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import psutil
 import pytest
 
+from libdsec import DSecClient, DSecContainerRunArgs
 from services.local import LocalOptions, LocalSystem, default_state_dir
 from tests.e2e.conftest import open_client, until
+from tests.integration.container.images import busybox_tree
 
 REPOSITORY = Path(__file__).parents[2]
 UP_S = 120
@@ -97,6 +101,66 @@ def test_a_killed_supervisor_takes_its_children_with_it(command: Any) -> None:
     assert len(family) >= 9
     one.end(signal.SIGKILL)
     assert gone(family)
+
+
+@pytest.mark.docker
+def test_a_system_that_is_killed_with_its_edge_leaves_no_sandbox(
+    command: Any, tmp_path: Path
+) -> None:
+    """No one of them can tidy up: whoever waits for their death does. The next start on
+    the same state waits for that, and knows what became of the sandbox."""
+    images = tmp_path / "images"
+    one = command("--driver", "container", "--image-root", str(tmp_path))
+    report = one.ready()
+    node = next(r["name"] for r in report["processes"] if r["name"].startswith("edge-"))[5:]
+    sandbox = asyncio.run(running_container(report, busybox_tree(images)))
+    assert len(containers(node)) >= 1
+    folders = tmp_path / f"state/nodes/{node}/drivers/container/sandboxes"
+    assert [f.name for f in folders.iterdir()]
+    family = one.family()
+    for process in family:
+        if "services.edge" in process.cmdline():
+            process.kill()
+    one.end(signal.SIGKILL)
+    again = command("--driver", "container")
+    known = asyncio.run(state_of(again.ready(), sandbox))
+    assert gone(family)
+    assert known in ("lost", "failed", "stopped")
+    assert not list(folders.iterdir())
+    assert "cleared 1 sandboxes" in (tmp_path / "state/logs/keeper.log").read_text()
+    again.end(signal.SIGINT)
+    assert not containers(node)
+
+
+def containers(node: str) -> list[str]:
+    engine = docker.APIClient()
+    try:
+        return [c["Id"] for c in engine.containers(all=True, filters={"label": f"dsec.node={node}"})]
+    finally:
+        engine.close()
+
+
+def client_of(report: dict[str, Any]) -> DSecClient:
+    config = tomllib.loads(Path(report["config"]).read_text())
+    return DSecClient(
+        url=config["url"], api_key=config["api_key"], project=config["project"], keep=True
+    )
+
+
+async def running_container(report: dict[str, Any], tree: Path) -> str:
+    async with client_of(report) as client:
+        await client.images.create("small:1", path=str(tree))
+        args = DSecContainerRunArgs(container_image="small:1", memory_limit_mb=64)
+        sandbox = await client.create(args, timeout=60)
+        return sandbox.id
+
+
+async def state_of(report: dict[str, Any], sandbox: str) -> str:
+    async with client_of(report) as client:
+        async with asyncio.timeout(30):
+            while (state := (await client.get(sandbox)).state) == "running":
+                await asyncio.sleep(0.2)
+        return state
 
 
 def test_ctrl_c_before_it_is_ready_leaves_nothing(command: Any) -> None:

@@ -21,6 +21,7 @@ from libdsec import (
     NotFound,
     Sandbox,
     SandboxDied,
+    Unavailable,
     _ids,
 )
 from libdsec._calls import Mailbox
@@ -256,6 +257,26 @@ async def test_a_sandbox_of_an_edge_that_never_answers_can_be_stopped(
         os.kill(pid, signal.SIGCONT)
     async with asyncio.timeout(5):
         await stopping
+    assert sandbox.state == "stopped"
+    await nothing_is_left(world, project)
+
+
+async def test_a_stop_that_a_frozen_edge_does_not_answer_says_so_and_is_done_later(
+    world: World, project: DSecClient
+) -> None:
+    """(L06) The client is not left waiting, and the sandbox not left running."""
+    sandbox = await project.create(fake_args(), timeout=CREATE_S)
+    pid = world.system.pids()[world.edge]
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(15):
+            with pytest.raises(Unavailable, match="stopping: node .* is silent"):
+                await sandbox.stop()
+        assert (await project.get(sandbox.id)).state == "stopping"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await sandbox.stop()
     assert sandbox.state == "stopped"
     await nothing_is_left(world, project)
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from services.edge.agent import handshake, wire
+from services.edge.agent.arriving import NOTES, Arriving, OnNote
 from services.edge.agent.handshake import CgroupFds
 from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
 from shared.errors import DsecError, Unavailable
@@ -26,9 +26,7 @@ KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
 START_ATTEMPTS = 4
 LISTING_S = 10.0  # the agent's answer to a question about its operations
-HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both streams
 OP_ID_MAX = 0xFFFFFFF0
-MERGED_BYTES = 64 * 1024  # small pieces of output that wait become one of about this size
 
 OnOutput = Callable[[int, bytes], Awaitable[None]]
 Control = AsyncIterator[tuple[int, bytes]]  # frames for a running operation: type, payload
@@ -48,68 +46,6 @@ class Listed:
     base: tuple[int, int] = (0, 0)
 
 
-class _Operation:
-    """What has arrived for one operation: output until its end, then the end."""
-
-    def __init__(self, op_id: int) -> None:
-        self.id = op_id
-        self.events: deque[tuple[int, Any]] = deque()
-        self._growing: dict[int, bytearray] = {}  # by stream, the newest that waits
-        self.ready = asyncio.Event()
-        self.held_bytes = 0
-        self.stdin_credit = wire.WINDOW_BYTES
-        self.credit_changed = asyncio.Event()
-        self.ended = False
-
-    def put(self, type_: int, value: Any) -> None:
-        self.events.append((type_, value))
-        self.ready.set()
-
-    def put_data(self, payload: bytes) -> None:
-        """Raises :class:`ProtocolError` when the agent sends more than its credit, or
-        output after the end."""
-        if self.ended or payload[0] not in (wire.STDOUT, wire.STDERR):
-            raise ProtocolError("output where there is none")
-        self.held_bytes += len(payload) - 1
-        if self.held_bytes > HELD_BYTES_MAX:
-            raise ProtocolError("more output than credit")
-        waits = self._growing.get(payload[0])
-        if waits is not None and len(waits) < MERGED_BYTES:
-            waits += memoryview(payload)[1:]
-        elif self.events and len(payload) < MERGED_BYTES:
-            grows = bytearray(payload)
-            self._growing[payload[0]] = grows
-            self.put(Msg.DATA, grows)
-        else:
-            self._growing.pop(payload[0], None)
-            self.put(Msg.DATA, payload)
-
-    def put_end(self, type_: int, value: Any) -> None:
-        """Raises :class:`ProtocolError` for a second end."""
-        if self.ended:
-            raise ProtocolError("an operation ends once")
-        self.ended = True
-        self.put(type_, value)
-
-    def add_credit(self, payload: bytes) -> None:
-        """Raises :class:`ProtocolError` for more credit than there is room anywhere."""
-        self.stdin_credit += int.from_bytes(payload[1:], "little")
-        if payload[0] != wire.STDIN or self.stdin_credit > wire.WINDOW_BYTES:
-            raise ProtocolError("more credit than a window")
-        self.credit_changed.set()
-
-    async def next(self) -> tuple[int, Any]:
-        while not self.events:
-            self.ready.clear()
-            await self.ready.wait()
-        type_, value = self.events.popleft()
-        if type_ == Msg.DATA:
-            self.held_bytes -= len(value) - 1
-            if self._growing.get(value[0]) is value:
-                del self._growing[value[0]]
-        return type_, value
-
-
 class AgentClient(asyncio.Protocol):
     """One connection. Made by :meth:`connect`; every method may run concurrently."""
 
@@ -117,7 +53,7 @@ class AgentClient(asyncio.Protocol):
         self.generation = hello.text(Tag.GENERATION)
         self._next_id = _usable_id(hello.number(Tag.NEXT_ID, 1))
         self._decoder = decoder
-        self._ops: dict[int, _Operation] = {}
+        self._ops: dict[int, Arriving] = {}
         self._transport: asyncio.Transport | None = None
         self._on_lost: Callable[[], None] | None = None
         self._room = asyncio.Event()  # to write: an agent that does not read makes us wait
@@ -224,6 +160,8 @@ class AgentClient(asyncio.Protocol):
             op.put_end(Msg.LISTING, [_listed(r) for r in records])
         elif got.type == Msg.RESULT:
             op.put_end(Msg.RESULT, Fields(got.payload))
+        elif got.type in NOTES:
+            op.put_note(got.type)
         else:
             raise ProtocolError(f"a frame of type {got.type}")
 
@@ -246,8 +184,8 @@ class AgentClient(asyncio.Protocol):
             self._transport.abort()
         return Unavailable(f"the sandbox's agent broke the protocol: {what}")
 
-    def _open(self) -> _Operation:
-        op = _Operation(self._next_id)
+    def _open(self) -> Arriving:
+        op = Arriving(self._next_id)
         self._next_id = _usable_id(self._next_id + 1)
         self._ops[op.id] = op
         return op
@@ -270,10 +208,13 @@ class AgentClient(asyncio.Protocol):
     async def run(
         self, type_: int, payload: bytes, on_output: OnOutput,
         *, stdin: AsyncIterator[bytes] | None = None, control: Control | None = None,
+        on_note: OnNote | None = None,
     ) -> Fields:  # fmt: skip
         """Starts an operation and follows it to its result. Cancelling kills its tree
-        and waits (bounded) until it is dead. Raises the agent's typed error."""
+        and waits (bounded) until it is dead. Raises the agent's typed error. Frames of
+        NOTES go to ``on_note``, in order."""
         op = self._open()
+        op.on_note = on_note
         try:
             await self._send_in_turn(type_, op.id, payload)
         except BaseException:
@@ -287,13 +228,13 @@ class AgentClient(asyncio.Protocol):
     ) -> Fields:  # fmt: skip
         """Follows an operation started by an earlier connection: its retained output
         from the beginning, then its result. ``stdin`` goes on after what it has taken."""
-        op = self._ops[op_id] = _Operation(op_id)
+        op = self._ops[op_id] = Arriving(op_id)
         op.stdin_credit = 0  # the agent answers with all there is
         await self._send_in_turn(Msg.ATTACH, op_id)
         return await self._follow(op, on_output, stdin, control)
 
     async def _follow(
-        self, op: _Operation, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
+        self, op: Arriving, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
         control: Control | None,
     ) -> Fields:  # fmt: skip
         pumps = []
@@ -314,7 +255,7 @@ class AgentClient(asyncio.Protocol):
                 self._send(Msg.ACK, op.id)
 
     async def _events(
-        self, op: _Operation, on_output: OnOutput, pumps: Sequence[asyncio.Future[None]]
+        self, op: Arriving, on_output: OnOutput, pumps: Sequence[asyncio.Future[None]]
     ) -> Fields:
         while True:
             type_, value = await op.next()
@@ -332,12 +273,14 @@ class AgentClient(asyncio.Protocol):
                 raise value
             elif type_ == Msg.RESULT:
                 return cast(Fields, value)
+            elif op.on_note is not None and type_ in NOTES:
+                await op.on_note(type_)
             else:
                 raise self._broken("no result of an operation")
 
-    async def _kill(self, op: _Operation) -> None:
+    async def _kill(self, op: Arriving) -> None:
         """Ends what still runs and waits for the agent's word that it is gone."""
-        if self.lost or self.leaving or any(t != Msg.DATA for t, _ in op.events):
+        if self.lost or self.leaving or any(t != Msg.DATA and t not in NOTES for t, _ in op.events):
             return
         self._send(Msg.KILL, op.id)
         try:
@@ -351,7 +294,7 @@ class AgentClient(asyncio.Protocol):
         except (TimeoutError, Unavailable):
             return
 
-    async def _pump_stdin(self, op: _Operation, chunks: AsyncIterator[bytes]) -> None:
+    async def _pump_stdin(self, op: Arriving, chunks: AsyncIterator[bytes]) -> None:
         try:
             async for chunk in chunks:
                 for at in range(0, len(chunk), wire.CHUNK_BYTES):
@@ -368,7 +311,7 @@ class AgentClient(asyncio.Protocol):
             raise
         self._send(Msg.EOF, op.id)
 
-    async def _pump_control(self, op: _Operation, frames: Control) -> None:
+    async def _pump_control(self, op: Arriving, frames: Control) -> None:
         async for type_, payload in frames:
             self._send(type_, op.id, payload)
 

@@ -39,6 +39,7 @@ class Msg(IntEnum):
     ACK = 11
     FILE = 12
     RESIZE = 13
+    DIAL = 14
     RESULT = 20
     ERROR = 21
     OK = 22
@@ -59,6 +60,8 @@ class Tag(IntEnum):
     SESSION = 11
     ROWS = 12
     COLS = 13
+    PORT = 14
+    WAIT_NS = 15
     FOP = 20
     PATH = 21
     DST = 22

@@ -312,6 +312,43 @@ class Files(Protocol):
 
 
 @runtime_checkable
+class PortIO(Protocol):
+    """The supervisor's side of one connection."""
+
+    async def connected(self) -> None:
+        """Told once, before anything else."""
+        ...
+
+    async def output(self, stream: Stream, data: bytes) -> None:
+        """Takes what the other end sent (as ``stdout``), in order. Waits where the
+        reader is slow."""
+        ...
+
+    async def output_ended(self) -> None:
+        """The other end sends no more. It may still read."""
+        ...
+
+    def input(self) -> AsyncIterator[bytes]:
+        """What to send; its end shuts down this direction only."""
+        ...
+
+
+@runtime_checkable
+class Ports(Protocol):
+    """Optional (feature ``ports``): what listens on a sandbox's loopback interface."""
+
+    async def dial(self, handle: Handle, port: int, io: PortIO, *, wait_s: float = 0.0) -> None:
+        """Connects to 127.0.0.1, then ::1, from within the sandbox's network, and returns
+        when both directions have ended. While nothing listens it tries again for
+        ``wait_s``. Cancelling resets the connection.
+
+        Errors have ``field`` ``port`` and ``details["errno"]``: ``NotFound`` where
+        nothing listens (``ECONNREFUSED``), ``DeadlineExceeded`` where the listener takes
+        no connection (``ETIMEDOUT``), ``Conflict`` where it broke off (``ECONNRESET``)."""
+        ...
+
+
+@runtime_checkable
 class Resumable(Protocol):
     """Optional: commands that outlive the edge process."""
 

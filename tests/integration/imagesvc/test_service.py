@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import nats
 import pytest
+import pytest_asyncio
 from nats.aio.client import Client
 
 from devstack import Endpoints, Infra
@@ -28,6 +31,7 @@ from schemas.image import (
 from schemas.sandbox import ImageConfig
 from schemas.subjects import cmd, rpc
 from services.imagesvc.app import App
+from services.imagesvc.importer import ImportRequest, ImportResult, PathSource
 from services.imagesvc.settings import Settings
 from shared import ids, topology
 from shared.bus import unwrap
@@ -35,7 +39,7 @@ from shared.db import Database
 from shared.errors import NotFound
 from shared.migrate import prepare
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 ANSWER_S = 30.0
 PROJECT = "team"
@@ -102,23 +106,34 @@ class Stack:
         return str(folder)
 
 
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    infra = Infra(tmp_path / "infra")
-    ends = await infra.start()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def infra(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Infra]:
+    made = Infra(tmp_path_factory.mktemp("infra"))
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(infra: Infra, tmp_path: Path) -> AsyncIterator[Stack]:
+    """An empty schema, no commands, a folder of its own."""
+    ends = infra.endpoints
     client = await nats.connect(ends.nats_url, user="auth", password=ends.nats_users["auth"])
     try:
+        database = await asyncpg.connect(ends.pg_dsn_admin)
+        await database.execute("drop schema if exists imagesvc cascade")
+        await database.close()
         dsns = await prepare(ends.pg_dsn_admin, {"imagesvc": "secret"})
         await topology.declare(client.jetstream())
+        await client.jetstream().purge_stream("DSEC_CMD")
         folder = tmp_path / "work"
         folder.mkdir()
         yield Stack(ends, dsns["imagesvc"], client, folder)
     finally:
         await client.close()
-        await infra.stop()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def app(stack: Stack) -> AsyncIterator[App]:
     made = App(stack.settings())
     await made.start()
@@ -238,7 +253,7 @@ async def test_an_import_broken_off_by_a_restart_is_begun_anew(stack: Stack) -> 
         cmd("image", "create", PROJECT), encode(command), headers={HEADER_REPLY: inbox}
     )
     assert decode((await answers.next_msg(ANSWER_S)).data, ImageReply).progress is not None
-    await asyncio.gather(first.consumer.close(timeout_s=0), first.close())
+    await asyncio.gather(*(c.close(timeout_s=0) for c in first.imports), first.close())
     assert list((stack.folder / "store" / "tmp").iterdir()) == []
     second = App(stack.settings())
     await second.start()
@@ -274,6 +289,41 @@ async def test_many_at_once_are_all_answered(stack: Stack, app: App) -> None:
     assert [reply.error is None for reply in replies] == [True] * 20 + [False]
     listed = await stack.question("images", ImageQuery(projects=[PROJECT]), ImageReply)
     assert len(listed.images) == 20
+
+
+async def test_long_imports_hold_up_neither_small_ones_nor_deletions(
+    stack: Stack, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many long ones as may be at work, and others that wait behind them."""
+    may_end, working = threading.Event(), threading.Semaphore(0)
+    whole = app.importer.run_blocking
+
+    def slow(request: ImportRequest, **kw: Any) -> ImportResult:
+        assert isinstance(request.source, PathSource)
+        if request.source.path.name.startswith("long"):
+            working.release()
+            assert may_end.wait(30)
+        return whole(request, **kw)
+
+    monkeypatch.setattr(app.importer, "run_blocking", slow)
+    limit = app.settings.image_small_bytes
+    names = [f"long{i}" for i in range(app.settings.image_parallel + 2)]
+    for name in names:
+        with open(f"{stack.tree(name)}/large", "wb") as file:
+            file.truncate(limit + 1)  # sparse
+    long = [asyncio.create_task(stack.create(n, path=str(stack.folder / n))) for n in names]
+    try:
+        for _ in range(app.settings.image_parallel):
+            assert await asyncio.to_thread(working.acquire, timeout=20)
+        async with asyncio.timeout(20):
+            small = await stack.create("small", path=stack.tree("small"))
+            assert small.error is None
+            assert (await stack.delete("small")).error is None
+        assert not any(task.done() for task in long)
+    finally:
+        may_end.set()
+        replies = await asyncio.gather(*long)
+    assert [r.error for r in replies] == [None] * len(names)
 
 
 async def test_health_tells_what_is_wrong(stack: Stack, app: App) -> None:

@@ -235,3 +235,36 @@ async def test_a_start_that_nobody_answers_expires(world: World) -> None:
     edge.live[late.uid] = "running"
     await edge.observe([saw(late.uid, late.generation, "running")])
     await eventually(lambda: late.uid not in edge.live)
+
+
+async def test_a_stop_on_a_frozen_node_is_answered_and_carried_out_when_it_wakes(
+    world: World,
+) -> None:
+    await world.scheduler(lost_grace_s=3600.0)
+    frozen, well = await world.edge("n1"), await world.edge("n2")
+    trainer = await world.trainer()
+    uids = await trainer.create(8)
+    placed = {r.uid: r.node for r in await trainer.settled(uids)}
+    assert set(placed.values()) == {"n1", "n2"}
+    frozen.beating = frozen.taking = False
+    await asyncio.sleep(0.6)  # what it fetches is over
+    for _ in range(2):  # asked again, it says the same
+        results = await trainer.operate("stop", uids)
+        for uid, result in results.items():
+            if placed[uid] == "n2":
+                assert (result.state, result.error) == ("stopped", None)
+                continue
+            assert result.state == "stopping"
+            assert result.error is not None
+            assert (result.error.code, result.error.retryable) == ("unavailable", True)
+            assert "node n1 is silent" in result.error.message
+    frozen.beating = frozen.taking = True
+    await eventually(lambda: not frozen.live)
+
+    async def stopped() -> bool:
+        return await world.states() == {"stopped": 8}
+
+    await eventually(stopped)
+    assert not well.live
+    assert await world.sql("select 1 from op") == []
+    assert await world.committed() == {"n1": 0, "n2": 0}

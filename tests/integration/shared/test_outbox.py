@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 import asyncpg
 import pytest
 
+from schemas.base import decode
+from schemas.bus import DeadLetter
 from schemas.subjects import Durable
 from shared.bus import Bus, Outgoing
 from shared.db import Database
@@ -140,11 +142,77 @@ async def test_a_message_that_no_stream_takes_does_not_hold_up_or_repeat_its_nei
     bus: Bus, db: Database, dsn: str
 ) -> None:
     durable = await make_durable(bus)
-    messages = [*some(durable, 5), Outgoing("no.such.stream", b"x"), *some(durable, 5)[:0]]
+    messages = [*some(durable, 5), Outgoing("no.such.stream", b"x")]
     await write(Outbox(bus, db), db, messages)
     await age(dsn)
     assert await Outbox(bus, db).sweep() == 5
     assert (await stored(bus, durable), await left(dsn)) == (5, 1)
+
+
+async def try_now(dsn: str) -> None:
+    """Rows that were put off are due."""
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("update burst.outbox set next_at = now()")
+    await connection.close()
+
+
+async def test_refused_rows_are_given_up_in_the_end_and_others_pass_them(
+    bus: Bus, db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """More of them than one sweep takes, and older than everything else."""
+    monkeypatch.setattr("shared.outbox.SWEEP_ROWS", 5)
+    monkeypatch.setattr("shared.outbox.TRIES", 3)
+    dead = await make_durable(bus)
+    monkeypatch.setattr("shared.stored.dlq", lambda _: dead.filters[0])
+    durable = await make_durable(bus)
+    outbox = Outbox(bus, db)
+    await write(outbox, db, [Outgoing(f"no.such.stream{i}", b"x%d" % i) for i in range(7)])
+    await write(outbox, db, some(durable, 5))
+    await age(dsn)
+    assert [await outbox.sweep() for _ in range(4)] == [0, 3, 2, 0]  # put off: not in the way
+    assert (await stored(bus, durable), await left(dsn)) == (5, 7)
+    for _ in range(2):
+        await try_now(dsn)
+        await outbox.sweep()
+        await outbox.sweep()
+    assert (await left(dsn), outbox.given_up) == (0, 7)
+    assert sum("given up" in r.message for r in caplog.records if r.levelname == "ERROR") == 7
+    sub = await bus.js.pull_subscribe_bind(durable=dead.name, stream=dead.stream)
+    letters = [decode(m.data, DeadLetter) for m in await sub.fetch(7, timeout=5)]
+    assert {m.subject for m in letters} == {f"no.such.stream{i}" for i in range(7)}
+    assert {m.body for m in letters} == {b"x%d" % i for i in range(7)}
+    assert {(m.stream, m.durable, m.deliveries) for m in letters} == {("outbox", "burst", 3)}
+    assert letters[0].cause == "no stream takes the subject"
+
+
+async def test_a_bus_that_is_away_is_no_refusal(
+    bus: Bus, stack: Stack, db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.outbox.TRIES", 1)
+    durable = await make_durable(bus)
+    gone = Bus(stack.settings(), "test")
+    outbox = Outbox(gone, db)
+    await gone.start()
+    rows = some(durable, 2)
+    await write(outbox, db, rows)
+    await gone.close()
+    await age(dsn)
+    assert await outbox.sweep() == 0
+    assert (await left(dsn), outbox.given_up) == (2, 0)
+    assert await Outbox(bus, db).sweep() == 2
+
+
+async def test_one_that_has_become_too_large_does_not_hold_up_its_neighbours(
+    bus: Bus, db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = await make_durable(bus)
+    subject = durable.filters[0]
+    await write(Outbox(bus, db), db, [Outgoing(subject, b"x" * 10_000), Outgoing(subject, b"x")])
+    await age(dsn)
+    monkeypatch.setattr(bus.client, "_max_payload", 8_000)
+    assert await Outbox(bus, db).sweep() == 1
+    assert (await stored(bus, durable), await left(dsn)) == (1, 1)
 
 
 async def test_a_database_that_starts_anew_is_not_taken_for_a_repetition(

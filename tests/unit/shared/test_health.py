@@ -35,6 +35,19 @@ async def test_all_good_is_200_and_one_bad_is_503_with_the_reason() -> None:
     await made.close()
 
 
+async def test_counters_are_told_as_they_are() -> None:
+    made, value = Health("test"), 1
+    made.count("given_up", lambda: value)
+    port = await made.serve(0)
+    value = 2
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+    answer = (await reader.read()).decode().partition("\r\n\r\n")[2]
+    writer.close()
+    await made.close()
+    assert json.loads(answer)["counters"] == {"given_up": 2}
+
+
 async def test_a_hanging_check_is_reported_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_S", 0.2)
     made = Health("test")

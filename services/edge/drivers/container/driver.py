@@ -24,6 +24,7 @@ from typing import Any
 
 from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
+from services.edge.agent.ports import PortsOfAgent
 from services.edge.cgroups import CgroupDriver, Groups
 from services.edge.drivers.base import (
     BackendReport,
@@ -73,7 +74,7 @@ class Sandbox:
     death: asyncio.Future[tuple[str, str]] | None = None
 
 
-class ContainerDriver(FilesOfAgent):
+class ContainerDriver(FilesOfAgent, PortsOfAgent):
     """See the module."""
 
     name = "container"
@@ -105,8 +106,9 @@ class ContainerDriver(FilesOfAgent):
         yes = Feature(True)
         limited = Feature(True, f"cgroup {cgroups.mode}")
         features = {
-            "exec": yes, "files": yes, "sessions": yes, "pty": yes, "memory_limit": limited,
-            "cpu_limit": limited, "pids_limit": limited, "network_deny": Feature(True, NO_NETWORK),
+            "exec": yes, "files": yes, "sessions": yes, "pty": yes, "ports": yes,
+            "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
+            "network_deny": Feature(True, NO_NETWORK),
             "network_allow": Feature(False, "containers have no network yet"),
             "disk_limit": Feature(False, "no quota on writable layers"),
             "pause": Feature(False, "not built"), "snapshot": Feature(False, "not built"),

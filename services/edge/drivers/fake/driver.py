@@ -36,6 +36,7 @@ from services.edge.drivers.base import (
 from services.edge.drivers.fake import commands, faults
 from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget
+from services.edge.drivers.fake.ports import EchoPorts
 from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
 from services.edge.drivers.registry import DriverConfig
 from shared import ids
@@ -45,7 +46,9 @@ NAME = "fake"
 STATE = "state.msgpack"
 CHUNK = 64 * 1024
 MIB = 1 << 20
-FEATURES = ("exec", "files", "pause", "network", "memory_limit", "disk_limit", "pids_limit")
+FEATURES = (
+    "exec", "files", "ports", "pause", "network", "memory_limit", "disk_limit", "pids_limit",
+)  # fmt: skip
 
 
 class State(msgspec.Struct):
@@ -73,7 +76,7 @@ class _Live:
         self.death: Exited | None = None
 
 
-class FakeDriver:
+class FakeDriver(EchoPorts):
     """See the module's text and :mod:`services.edge.drivers.base`."""
 
     name = NAME

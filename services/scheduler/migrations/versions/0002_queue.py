@@ -21,9 +21,10 @@ def upgrade() -> None:
         "where state in ('stopped', 'failed', 'rejected', 'lost')"
     )
     op.execute("create index request_at on request (at)")
+    op.execute("create index sandbox_op on sandbox (op_id) where op_id is not null")
 
 
 def downgrade() -> None:
     """Drops them."""
-    for index in ("request_at", "sandbox_ended", "sandbox_queue"):
+    for index in ("sandbox_op", "request_at", "sandbox_ended", "sandbox_queue"):
         op.execute(f"drop index {index}")

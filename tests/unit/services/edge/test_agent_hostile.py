@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.edge.agent import files, wire
-from services.edge.agent.client import HELD_BYTES_MAX, AgentClient
+from services.edge.agent.arriving import HELD_BYTES_MAX
+from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.agent.wire import Fields, FrameDecoder, Msg, Tag
 from services.edge.drivers.base import ExecOutcome, ExecSpec, FileInfo
