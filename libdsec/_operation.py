@@ -185,8 +185,7 @@ class Operation(Generic[R]):
             self.reattach()
             return
         except _flow.Flood as exc:
-            self.fail(InternalError(f"the sandbox's node broke the rules: {exc}"))
-            return
+            return self.fail(InternalError(f"the sandbox's node broke the rules: {exc}"))
         if new:
             self.last_output = time.monotonic()
             self._errors += len(new) if kind == "e" else 0

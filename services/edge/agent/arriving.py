@@ -86,6 +86,7 @@ class Arriving:
         type_, value = self.events.popleft()
         if type_ == Msg.DATA:
             self.held_bytes -= len(value) - 1
-            if self._growing.get(value[0]) is value:
-                del self._growing[value[0]]
+            stream = value[0]
+            if self._growing.get(stream) is value:
+                del self._growing[stream]
         return type_, value
