@@ -116,3 +116,33 @@ class Sending:
         """What to repeat from the acknowledged count on: (offset, bytes)."""
         cuts = ((o, c, max(self.acked - o, 0)) for o, c in self.unacked)
         return [(o + cut, c[cut:]) for o, c, cut in cuts]
+
+
+class Stood:
+    """How long the sandbox of an operation was paused, as the edge tells it."""
+
+    def __init__(self) -> None:
+        self._before_s = self._told_s = 0.0
+        self._since: float | None = None
+
+    def told(self, data: bytes, now: float) -> None:
+        """A sign of life that came ``now`` (seconds)."""
+        seconds, _, paused = data.partition(b" ")
+        try:
+            told_s = float(seconds or 0)
+        except ValueError:
+            return
+        if told_s < self._told_s:  # an edge that was restarted counts anew
+            self._before_s += self._told_s
+        self._told_s = told_s
+        self._since = now if paused else None
+
+    def seconds(self, now: float) -> float:
+        """In all, up to ``now``."""
+        going_on_s = 0.0 if self._since is None else now - self._since
+        return self._before_s + self._told_s + going_on_s
+
+    @property
+    def now(self) -> bool:
+        """Whether it is paused, for all that is known."""
+        return self._since is not None

@@ -90,7 +90,7 @@ class Operation(Generic[R]):
         self._orders: list[tuple[str, bytes]] = []
         self._size: bytes | None = None
         self._heard = False
-        self.sending = _flow.Sending()
+        self.sending, self.stood = _flow.Sending(), _flow.Stood()
         self.last_output = self._heard_at = self._asked_at = time.monotonic()
         self.output: deque[tuple[str, bytes]] = deque()
         self._final: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -159,8 +159,10 @@ class Operation(Generic[R]):
             self._on_ready()
         elif kind == "x":
             self._on_final(data, offset)
-        elif kind == "k" and self.terminal:
-            self._operations.spawn(self._still_here())
+        elif kind == "k":
+            self.stood.told(data, self._heard_at)
+            if self.terminal:
+                self._operations.spawn(self._still_here())
 
     async def _still_here(self) -> None:
         """A client at a terminal that says nothing has hung up."""
@@ -182,8 +184,7 @@ class Operation(Generic[R]):
         try:
             new = self.receiving.accept(data, offset)
         except _flow.Gap:
-            self.reattach()
-            return
+            return self.reattach()
         except _flow.Flood as exc:
             return self.fail(InternalError(f"the sandbox's node broke the rules: {exc}"))
         if new:
@@ -196,8 +197,7 @@ class Operation(Generic[R]):
         if (count := _flow.count_of(data.decode("ascii", "replace"))) is None:
             return
         if self._joining:
-            self._joined(count)
-            return
+            return self._joined(count)
         self.sending.acknowledge(count)
         if self._repeat_input:
             self._repeat_input = False
@@ -214,8 +214,7 @@ class Operation(Generic[R]):
         try:
             reply = decode(data, self._type)
         except BadMessage as exc:
-            self.fail(InternalError(f"the final reply cannot be read: {exc}"))
-            return
+            return self.fail(InternalError(f"the final reply cannot be read: {exc}"))
         if not self.receiving.complete(total):
             self.reattach()
             return
@@ -280,6 +279,7 @@ class Operation(Generic[R]):
         if time.monotonic() - self._heard_at > UNREACHABLE_S:
             self.fail(self._given_up())
             return
+        self._asking = None  # the answer may come, and call for another, while we still send
         try:
             await self._attach()
         except DSecError as exc:

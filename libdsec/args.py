@@ -41,10 +41,10 @@ class DSecRunArgs:
     top: ``[base, workspace, *toolkits]``. ``cpu_cores_limit`` (cores) and
     ``memory_limit_mb`` (MiB) are a limit or a pair ``(request, limit)``;
     ``disk_limit_mb`` in MiB. ``ttl_running_stop``: seconds without use until
-    ``on_timeout`` happens; ``deadline_s``: seconds from the start until it happens
-    anyway; ``None``: never. ``network_rules``: rule → allowed. ``policy`` is a policy
-    document, its ``require`` names what must be enforced. ``options`` are for the
-    backend.
+    ``on_timeout`` (``"stop"`` or ``"pause"``) happens; ``deadline_s``: seconds from the
+    start until it is stopped, paused or not; ``None``: never. ``network_rules``: rule →
+    allowed. ``policy`` is a policy document, its ``require`` names what must be
+    enforced. ``options`` are for the backend.
     """
 
     backend: str = "container"

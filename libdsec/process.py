@@ -34,6 +34,8 @@ from libdsec.results import ExecResult, TextView
 
 MARGIN_S = 30.0
 """How long after a command's time limit its result is waited for."""
+PAUSED_LOOK_S = 0.5
+"""How often the clocks of a command are looked at while its sandbox is paused."""
 UNREAD_BYTES = WINDOW_BYTES // 2
 """What one stream may hold unread while the other is read; older bytes are dropped
 and counted in ``truncated``, so that an unread stream never stops the command."""
@@ -127,7 +129,7 @@ async def _feed(operation: Operation[ExecReply], data: bytes) -> None:
 
 class _Limit:
     """The clocks that the caller keeps: idleness, and the last resort after the
-    command's own limit."""
+    command's own limit. They stand still while the sandbox does."""
 
     def __init__(
         self, operation: Operation[Any], timeout_s: float | None, idle_s: float | None
@@ -136,6 +138,7 @@ class _Limit:
         self._idle_s = idle_s
         self._end = None if timeout_s is None else time.monotonic() + timeout_s + MARGIN_S
         self.idled = False
+        self._last_output, self._stood_s = operation.last_output, 0.0
 
     async def wait(self) -> None:
         """Until something changed or a clock ran out. Raises ``DeadlineExceeded``
@@ -151,18 +154,28 @@ class _Limit:
             await self._ran_out()
 
     def _wait_s(self) -> float | None:
-        now, ends = time.monotonic(), []
-        if self._end is not None:
-            ends.append(self._end - now)
-        if self._idle_s is not None and not self.idled:
-            ends.append(self._operation.last_output + self._idle_s - now)
-        return max(min(ends), 0.0) if ends else None
+        now = time.monotonic()
+        ends = [end - now for end in (self._ends(now), self._idles(now)) if end is not None]
+        least_s = PAUSED_LOOK_S if self._operation.stood.now else 0.0
+        return max(min(ends), least_s) if ends else None
+
+    def _ends(self, now: float) -> float | None:
+        return None if self._end is None else self._end + self._operation.stood.seconds(now)
+
+    def _idles(self, now: float) -> float | None:
+        if self._idle_s is None or self.idled:
+            return None
+        stood_s = self._operation.stood.seconds(now)
+        if self._operation.last_output != self._last_output:
+            self._last_output, self._stood_s = self._operation.last_output, stood_s
+        return self._last_output + self._idle_s + stood_s - self._stood_s
 
     async def _ran_out(self) -> None:
         now = time.monotonic()
-        if self._end is not None and now >= self._end:
+        end, idle = self._ends(now), self._idles(now)
+        if end is not None and now >= end:
             raise DeadlineExceeded("the command's result did not come after its time limit")
-        if self._idle_s is not None and now >= self._operation.last_output + self._idle_s:
+        if idle is not None and now >= idle:
             self.idled = True
             await self._operation.cancel()
 

@@ -318,13 +318,14 @@ class Sandbox(HasPorts):
             wait_s = min(wait_s * 2, MAX_READ_S)
 
     async def info(self) -> Info:
-        """State, node, cause, limits, and (while it runs) usage and enforcement."""
+        """State, node, cause, limits, and (while it lives) usage and enforcement. It
+        resumes nothing."""
         found = await self._core.lookup(self.uid, self.project)
         if found is None:
             raise NotFound(f"there is no sandbox {self.id}")
         self._seen(found)
         info = info_of(found)
-        if found.state != "running":
+        if found.state not in ("running", "paused"):
             return info
         try:
             live = await self._live()

@@ -10,7 +10,8 @@ frame  from                     body
 ====== ======================== ================================================
 ``o``  edge → client            raw bytes of stdout (or of the file read)
 ``e``  edge → client            raw bytes of stderr
-``k``  edge → client            empty: the operation lives (every few seconds)
+``k``  edge → client            the operation lives (every few seconds); decimal seconds
+                                that its sandbox was paused, then a space and ``p`` while it is
 ``r``  edge → client            ready for input (``i`` frames); ``connect``: connected
 ``d``  edge → client            ``connect``: end of output; input may go on
 ``a``  edge → client            decimal count of input bytes taken so far

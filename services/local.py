@@ -292,7 +292,7 @@ def node_names(state_dir: Path, count: int) -> list[str]:
 
 
 async def _only_one(path: Path) -> Any:
-    file = open(path, "a+")  # noqa: SIM115 - held as long as the system runs
+    file = path.open("a+")  # held as long as the system runs
     end = time.monotonic() + CLEARED_S
     while True:
         try:

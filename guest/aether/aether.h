@@ -44,6 +44,7 @@
 enum msg {
     M_HELLO = 1, M_SETUP, M_EXEC, M_DATA, M_EOF, M_CREDIT, M_SIGNAL, M_KILL,
     M_LIST, M_ATTACH, M_ACK, M_FILE, M_RESIZE, M_DIAL,
+    M_PAUSE = 18, M_RESUME,
     M_RESULT = 20, M_ERROR, M_OK, M_LISTING,
 };
 
@@ -217,6 +218,12 @@ bool op_is_unbegun(pid_t pid);
 bool op_waits(const struct op *op, uint64_t now);
 void ops_disconnected(void);
 void ops_list(struct buf *b);
+
+/* ---- pause.c: the commands' clock ---- */
+extern uint64_t paused_at;
+void ops_pause(void);
+void ops_resume(void);
+uint64_t op_ran(const struct op *op, uint64_t now);
 
 /* ---- dial.c: connections to ports ---- */
 void dial_start(uint32_t id, const uint8_t *p, size_t n);

@@ -275,6 +275,9 @@ static bool on_frame(uint8_t type, uint32_t id, const uint8_t *p, size_t n)
         dial_start(id, p, n);
     } else if (type == M_LIST) {
         on_list(id);
+    } else if (type == M_PAUSE || type == M_RESUME) {
+        type == M_PAUSE ? ops_pause() : ops_resume();
+        send_frame(M_OK, id, NULL, 0);
     } else if ((type >= M_DATA && type <= M_ACK) || type == M_RESIZE) {
         struct op *op = op_by_id(id);
         if (op)

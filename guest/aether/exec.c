@@ -115,7 +115,7 @@ void op_exited(struct op *op, int status)
     uint64_t now = now_ns();
     op->reaped = true;
     op->status = status;
-    op->duration = now - op->started;
+    op->duration = op_ran(op, now);
     op->drain_idle = now + DRAIN_IDLE_NS;
     op->drain_end = now + DRAIN_MAX_NS;
     if (op->in_fd >= 0)
@@ -324,7 +324,7 @@ void op_tick(struct op *op, uint64_t now)
 {
     if (op->done)
         return;
-    if (op->deadline && now >= op->deadline && !op->killing && !op->reaped) {
+    if (op->deadline && !paused_at && now >= op->deadline && !op->killing && !op->reaped) {
         op->timed_out = true;
         op_kill(op);
     }
@@ -358,9 +358,9 @@ uint64_t op_next_due(const struct op *op, uint64_t now)
         return due;
     if (op->killing)
         return now + 1000000;
-    if (op->deadline && !op->reaped)
+    if (op->deadline && !op->reaped && !paused_at)
         due = op->deadline;
-    if (op->hangup_at && op->hangup_at < due)
+    if (op->hangup_at && op->hangup_at < due && !paused_at)
         due = op->hangup_at;
     if (op->reaped && !op->file && !pty_waits(op) && !op_waits(op, now)) {
         uint64_t end = op->drain_idle < op->drain_end ? op->drain_idle : op->drain_end;

@@ -118,7 +118,7 @@ void pty_tick(struct op *op, uint64_t now)
         op->hangup_at = 0;
     } else if (!op->hangup_at) {
         op->hangup_at = now + HANGUP_NS;
-    } else if (now >= op->hangup_at && !op->hung_up) {
+    } else if (now >= op->hangup_at && !op->hung_up && !paused_at) {
         op->hung_up = true;
         op->cancelled = true;
         op_kill(op);

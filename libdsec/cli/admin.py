@@ -137,13 +137,7 @@ def create_grant(
 ) -> None:
     """Gives grants; only those you hold."""
 
-    async def work() -> None:
-        async with client() as c:
-            await c.grants.create(principal, given, project=of)
-        if as_json:
-            emit({"principal": principal, "granted": given})
-
-    run(work, as_json=as_json)
+    _change_grants("create", principal, given, of, as_json=as_json, told="granted")
 
 
 @grants.command("list")
@@ -171,11 +165,17 @@ def delete_grant(
 ) -> None:
     """Takes grants back."""
 
+    _change_grants("delete", principal, given, of, as_json=as_json, told="taken")
+
+
+def _change_grants(
+    verb: str, principal: str, given: list[str], of: str | None, *, as_json: bool, told: str
+) -> None:
     async def work() -> None:
         async with client() as c:
-            await c.grants.delete(principal, given, project=of)
+            await getattr(c.grants, verb)(principal, given, project=of)
         if as_json:
-            emit({"principal": principal, "taken": given})
+            emit({"principal": principal, told: given})
 
     run(work, as_json=as_json)
 

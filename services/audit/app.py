@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 
 from schemas.audit import AuditQuery
 from schemas.subjects import durable, rpc
@@ -14,7 +13,7 @@ from shared.bus import Bus
 from shared.consumer import BatchConsumer
 from shared.db import Database
 from shared.health import Health
-from shared.process import unless_stopped
+from shared.serving import connected
 
 SCHEMA = "audit"
 QUEUE = "audit"
@@ -27,21 +26,16 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
     bus.answer(rpc("audit", "entries"), AuditQuery, handlers.entries, queue=QUEUE)
     access = BatchConsumer(bus, durable("audit_access"), handlers.access)
     violations = BatchConsumer(bus, durable("audit_violations"), handlers.violations)
-    for name, check in (
-        ("bus", bus.check), ("database", db.ping),
-        ("access", access.check), ("violations", violations.check),
-    ):  # fmt: skip
-        health.add(name, check)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(db.close)
-        stack.push_async_callback(health.close)
-        await health.serve(settings.health_port)
-        stack.push_async_callback(bus.close)
-        if not await unless_stopped(stop, bus.start()):
+    consumers = {"access": access, "violations": violations}
+    for name, consumer in consumers.items():
+        health.add(name, consumer.check)
+    port = settings.health_port
+    async with connected(stop, bus=bus, db=db, health=health, port=port) as up:
+        if not up:
             return
-        access.start()
-        violations.start()
+        for consumer in consumers.values():
+            consumer.start()
         try:
             await bus.serve(stop)
         finally:
-            await asyncio.gather(access.close(), violations.close())
+            await asyncio.gather(*(c.close() for c in consumers.values()))

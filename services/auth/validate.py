@@ -34,7 +34,8 @@ IMAGELESS = frozenset({"fake", "fncall"})
 
 REQUIRABLE = frozenset(
     {
-        "exec", "files", "ports", "pause", "snapshot", "cpu_limit", "memory_limit", "disk_limit",
+        "exec", "files", "ports", "pause", "reclaim", "snapshot", "cpu_limit", "memory_limit",
+        "disk_limit",
         "pids_limit", "network", "display",
     }
 )  # fmt: skip

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from contextlib import AsyncExitStack
 
 from schemas.node import Heartbeat, Resources
 from schemas.subjects import hb
@@ -19,7 +17,8 @@ from shared.db import Database
 from shared.errors import InvalidRequest
 from shared.health import Health
 from shared.outbox import Outbox
-from shared.process import unless_stopped
+from shared.periodic import Periodic
+from shared.serving import connected
 
 SCHEMA = "burst"
 
@@ -50,22 +49,17 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
         silent_s=settings.burst_silent_s, repeat_s=settings.burst_publish_s,
     )  # fmt: skip
     bus.listen(hb("*"), Heartbeat, handlers.heartbeat)
-    for name, check in (("bus", bus.check), ("database", db.ping), ("rounds", handlers.check)):
-        health.add(name, check)
+    rounds = Periodic("burst rounds", handlers.round, every_s=settings.burst_every_s)
+    health.add("rounds", handlers.check)
     health.count("outbox_given_up", lambda: outbox.given_up)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(db.close)
-        stack.push_async_callback(health.close)
-        await health.serve(settings.health_port)
-        stack.push_async_callback(bus.close)
-        if not await unless_stopped(stop, bus.start()):
+    port = settings.health_port
+    async with connected(stop, bus=bus, db=db, health=health, port=port) as up:
+        if not up:
             return
         outbox.start()
-        stack.push_async_callback(outbox.close)
-        rounds = asyncio.create_task(handlers.run(settings.burst_every_s), name="burst rounds")
+        rounds.start()
         try:
             await bus.serve(stop)
         finally:
-            rounds.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await rounds
+            await rounds.close()
+            await outbox.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
@@ -63,6 +62,7 @@ class Handlers:
             await self._tell(plan, pools)
             self._told, self._told_at = plan, now
         await self._leases.carry_out(plan, empty)
+        self._rounds_end = time.monotonic()
         return plan
 
     @property
@@ -82,18 +82,6 @@ class Handlers:
                 "plan: %s; share %.0f %%, lease %d, release %d",
                 reason, plan.share * 100, plan.lease, plan.release,
             )  # fmt: skip
-
-    async def run(self, every_s: float) -> None:
-        """Rounds until cancelled; an outage is waited out."""
-        while True:
-            try:
-                await self.round()
-                self._rounds_end = time.monotonic()
-            except Unavailable as exc:
-                log.warning("no plan: %s", exc.message)
-            except Exception:
-                log.exception("a round failed")
-            await asyncio.sleep(every_s)
 
     async def check(self) -> None:
         """A health check: raises ``Unavailable`` where no round ended of late."""

@@ -2,7 +2,8 @@
 
 Owns: the order of driver calls for one sandbox, their deadlines, its time limits, the
 observations that follow. Does not own: which sandboxes there are (supervisor), what
-a command means (rules), commands inside (door).
+a command means (rules), commands inside (door), what is activity (activity), how it is
+paused (pauses).
 
 An *ending* (stop, death, time-out) is not queued behind anything: it interrupts
 whatever the actor does, a start included, and is the last thing it does. An ending is
@@ -20,36 +21,34 @@ from typing import Any, Literal
 
 from schemas.sandbox import EdgeOpItem, Observation, Observed
 from services.edge import records, rules
+from services.edge.activity import Activity
 from services.edge.admission import Amount
-from services.edge.drivers.base import BackendReport, Driver, Exited, Handle, Pausable
+from services.edge.drivers.base import BackendReport, Driver, Exited, Handle, Resumable
 from services.edge.ending import CANCEL_S, Ending, Fate, Interrupted
 from services.edge.journal import Journal
 from services.edge.layers.locate import Locator
 from services.edge.observer import Observer
+from services.edge.pauses import PAUSE_S, Pauses, Waking
 from services.edge.records import Change, SandboxRow
+from services.edge.runclock import RunClock
+from services.edge.timekeeping import Timekeeper
 from shared import lifecycle, telemetry
 from shared.clock import Clock
-from shared.errors import (
-    Conflict,
-    DeadlineExceeded,
-    DsecError,
-    Internal,
-    Unavailable,
-    Unsupported,
-)
+from shared.errors import DeadlineExceeded, DsecError, Internal, Unavailable
 from shared.wire import to_wire
 
 log = logging.getLogger(__name__)
 
 TELL_STARTING_S = 0.5
 """A start that takes longer is announced before it has ended."""
-PAUSE_S = 30.0
 READY_S = 10.0
 """Longest wait of a command for a sandbox that is being resumed or found again."""
+LOOK_S = 5.0
+"""Longest question whether commands run in a sandbox that seems idle."""
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 15.0
 MAX_QUEUED = 64
 
-State = Literal["starting", "recovering", "running", "paused", "ending", "gone"]
+Phase = Literal["starting", "recovering", "live", "ending", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +79,26 @@ class Sandbox:
         self.driver = driver
         self.handle: Handle | None = row.handle
         self.epoch = row.epoch
-        self.state: State = "starting" if row.handle is None else "recovering"
-        self.started_at = row.started_at or context.clock.now()
-        self.active_at = context.clock.now()
         self.fate = Fate()
-        self._paused = row.paused
-        self._times = row.times
+        self.clock = RunClock(context.clock.monotonic)
+        self.activity = Activity(self.clock)
+        self.pauses = Pauses(
+            driver, self.fate, self.clock, paused=row.paused, failed=self._cannot_stand
+        )
+        self._phase: Phase = "starting" if row.handle is None else "recovering"
+        self.time = Timekeeper(
+            row.times, context.clock, self.activity,
+            started_at=row.started_at or context.clock.now(),
+            running=lambda: self.pauses.standing == "running", idle=self._seems_idle,
+            deadline=lambda: self.end(Ending("stopped", "deadline")),
+        )  # fmt: skip
+        self._waking = Waking(lambda: self.operate("wake", None))
         self._context = context
         self._queue: asyncio.Queue[tuple[str, EdgeOpItem | None]] = asyncio.Queue(MAX_QUEUED)
-        self._running = asyncio.Event()
+        self._found = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._busy: dict[object, Callable[[DsecError], None]] = {}
         self._seq = 0
-        self._waking = False
+        self._failure: DsecError | None = None
         self._telling: asyncio.Task[None] | None = None
 
     # -- what others ask of it ------------------------------------------------
@@ -101,6 +106,16 @@ class Sandbox:
     def launch(self) -> None:
         """Begins: starts the sandbox, or finds it again by its handle."""
         self._task = asyncio.create_task(self._run(), name=f"sandbox {self.uid}")
+
+    @property
+    def state(self) -> str:
+        """``starting recovering running pausing paused resuming ending gone``."""
+        return self.pauses.standing if self._phase == "live" else self._phase
+
+    @property
+    def settled(self) -> bool:
+        """Whether its state is one that lasts: nothing waits to be done."""
+        return self.state in ("running", "paused") and self._queue.empty()
 
     @property
     def ending(self) -> Ending | None:
@@ -117,28 +132,45 @@ class Sandbox:
         self.end(Ending("failed", cause, exited.message[:1000]))
 
     def operate(self, verb: str, item: EdgeOpItem | None) -> None:
-        """Queues an operation. Raises ``Unavailable`` when too many wait."""
+        """Queues an operation. New time limits are in force at once: what was asked for
+        before time was up counts, however long the queue. Raises ``Unavailable`` when
+        too many wait."""
         try:
             self._queue.put_nowait((verb, item))
         except asyncio.QueueFull:
             raise Unavailable(f"sandbox {self.uid}: too many operations wait") from None
+        if verb == "set_timeout" and item is not None:
+            self.time.renew(item.ttl_running_stop, item.deadline_s)
+            if self._phase == "live" and self.ending is None:
+                self.time.look()
+
+    async def found(self) -> None:
+        """Returns when the sandbox is there, paused or not. Raises as :meth:`ready`."""
+        if self._phase == "starting":
+            raise Unavailable("the sandbox is starting", retry_after_s=0.2)
+        if self._phase == "recovering":
+            await self.fate.outlast(self._found.wait(), READY_S)
+            if self._phase == "recovering" and self.ending is None:
+                raise Unavailable("the sandbox is recovering", retry_after_s=0.5)
+        self.present()
 
     async def ready(self) -> Handle:
         """The handle of the running sandbox; a paused one is resumed first, once,
         however many ask. Raises ``SandboxDied`` or ``Unavailable``."""
-        if self.state == "starting":
-            raise Unavailable("the sandbox is starting", retry_after_s=0.2)
-        if self.state == "paused" and not self._waking:
-            self._waking = True
-            self.operate("wake", None)
-        if self.state != "running" and self.ending is None:
-            waiter = asyncio.ensure_future(self._running.wait())
-            either: set[asyncio.Future[Any]] = {self.fate.sealed, waiter}
-            await asyncio.wait(either, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
-            waiter.cancel()
-        if self.state != "running" and self.ending is None:
-            raise Unavailable(f"the sandbox is {self.state}", retry_after_s=0.5)
+        await self.found()
+        try:
+            async with asyncio.timeout(READY_S):
+                while self.state != "running" and self.ending is None:
+                    await self.fate.outlast(asyncio.shield(self._waking.ask()), READY_S)
+        except TimeoutError:
+            raise Unavailable(f"the sandbox is {self.state}", retry_after_s=0.5) from None
         return self.present()
+
+    def nudge(self) -> None:
+        """Somebody uses what runs in it: a paused sandbox goes on."""
+        if self.state in ("pausing", "paused") and self.ending is None:
+            with contextlib.suppress(Unavailable):
+                self._waking.ask()
 
     def present(self) -> Handle:
         """The handle, right after :meth:`ready`. Raises as it does."""
@@ -148,26 +180,6 @@ class Sandbox:
             raise Unavailable("the sandbox is starting", retry_after_s=0.2)
         return self.handle
 
-    def enter(self, key: object, abort: Callable[[DsecError], None]) -> None:
-        """A command begins: activity until :meth:`leave`. ``abort`` ends it early."""
-        self._busy[key] = abort
-        self.active_at = self._context.clock.now()
-
-    def leave(self, key: object) -> None:
-        """The command has ended."""
-        self._busy.pop(key, None)
-        self.active_at = self._context.clock.now()
-
-    @property
-    def busy(self) -> int:
-        """Commands that run."""
-        return len(self._busy)
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds since the last activity."""
-        return 0.0 if self._busy else max(0.0, self._context.clock.now() - self.active_at)
-
     def next_seq(self) -> int:
         """The number of the next command in this epoch."""
         self._seq += 1
@@ -176,8 +188,8 @@ class Sandbox:
     def observation(self, observed: Observed | None = None, **more: Any) -> Observation:
         """What is true now, at the present generation."""
         now: Observed = "starting"
-        if self.state == "running" or self.state == "paused":
-            now = self.state
+        if self._phase == "live":
+            now = "paused" if self.pauses.standing in ("paused", "resuming") else "running"
         return Observation(
             uid=self.uid, generation=self.generation, observed=observed or now,
             at=self._context.clock.now(),
@@ -186,18 +198,18 @@ class Sandbox:
 
     async def close(self) -> None:
         """The edge ends: the sandbox lives on, a start in flight is undone."""
-        if self._timer:
-            self._timer.cancel()
+        self.time.stop()
         if self._task:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=CANCEL_S)
+        await self.pauses.rest()
 
     # -- its life ---------------------------------------------------------------
 
     async def _run(self) -> None:
         try:
             await (self._start() if self.handle is None else self._recover())
-            self._look_at_the_clock()
+            self.time.look()
             while True:
                 verb, item = await self.fate.race(self._queue.get())
                 await self._operate(verb, item)
@@ -225,17 +237,14 @@ class Sandbox:
             raise late from None
         finally:
             tell.cancel()
-        self.started_at = self._context.clock.now()
-        await self._now_running(
-            self.observation("running"),
-            records.started(self.uid, self.handle, self.started_at),
-        )
+        self.time.started(self._context.clock.now())
+        started = records.started(self.uid, self.handle, self.time.started_at)
+        await self._now_live("running", started)
 
     async def _start_driver(self) -> Handle:
         item, resolved = self.accepted.item, self.accepted.resolved
         report = self._context.report(self.backend)
-        pausable = isinstance(self.driver, Pausable)
-        refusal = rules.check_spec(resolved.spec, report, pausable=pausable)
+        refusal = rules.check_spec(resolved.spec, report)
         if refusal:
             raise refusal
         async with self._context.starts:
@@ -258,6 +267,8 @@ class Sandbox:
                 found = await self.fate.race(
                     self.driver.recover(self.handle, spec), self._context.recover_timeout_s
                 )
+                if found is not None:
+                    await self.pauses.settle(found)
                 break
             except (DsecError, TimeoutError) as exc:
                 # no answer is no death: the engine may be away for a while
@@ -269,35 +280,30 @@ class Sandbox:
             raise Interrupted
         self.handle = found
         self.epoch += 1
-        self.state = "paused" if self._paused else "running"
-        change = records.recovered(self.uid, found, self.epoch)
-        if self._paused:
-            await self._context.observer.emit([self.observation()], change)
-        else:
-            await self._now_running(self.observation(), change)
+        await self._now_live(None, records.recovered(self.uid, found, self.epoch))
 
-    async def _now_running(self, observation: Observation, *changes: Change) -> None:
-        self.active_at = self._context.clock.now()
-        await self._context.observer.emit([observation], *changes)
+    async def _now_live(self, observed: Observed | None, change: Change) -> None:
+        self.activity.touch()
+        now: Observed = "paused" if self.pauses.standing == "paused" else "running"
+        await self._context.observer.emit([self.observation(observed or now)], change)
         if self.ending is None:
-            self.state = "running"
-            self._running.set()
+            self._phase = "live"
+            self._found.set()
 
     async def _end(self) -> None:
         ending = self.ending
         assert ending is not None
-        self.state = "ending"
-        if self._timer:
-            self._timer.cancel()
-        for abort in list(self._busy.values()):
-            abort(ending.death())
+        self._phase = "ending"
+        self.time.stop()
+        self.activity.abort(ending.death())
+        await self.pauses.rest()
         if self.handle is not None:
             await self._stop_driver(ending.grace_s)
         observation = self.observation(
             ending.observed, cause=ending.cause, message=ending.message[:1000],
             error=to_wire(ending.error) if ending.error else None,
         )  # fmt: skip
-        self.state = "gone"
+        self._phase = "gone"
         await self._context.observer.emit(
             [observation], records.bury(observation), *records.remove(self.uid)
         )
@@ -322,79 +328,73 @@ class Sandbox:
 
     async def _operate(self, verb: str, item: EdgeOpItem | None) -> None:
         error: DsecError | None = None
-        was = self.state
+        before = self.pauses.standing
         try:
-            if verb == "pause":
-                await self._pause()
-            elif verb in ("resume", "wake"):
-                await self._resume()
-            elif item is not None:
-                self._times = self._times.changed(item.ttl_running_stop, item.deadline_s)
+            await self._do(verb)
         except TimeoutError:
             error = Unavailable(f"{verb}: no answer in {PAUSE_S:g} s")
         except DsecError as exc:
             error = exc
         finally:
-            self._waking = False
-        if verb != "wake" or was != self.state or error:
+            if verb == "wake":
+                self._waking.done(error)
+        if item is not None or error or before != self.pauses.standing:
+            if verb == "wake" and error is None:
+                error, self._failure = self._failure, None
             await self._tell(verb, error)
-        self._look_at_the_clock()
+        if self.ending is None:
+            self.time.look()
+
+    async def _do(self, verb: str) -> None:
+        assert self.handle is not None
+        if verb == "pause":
+            await self.pauses.pause(self.handle)
+        elif verb in ("resume", "wake"):
+            await self.pauses.resume(self.handle)
+            self.activity.touch()
+        elif verb == "idle":
+            await self._idle(self.handle)
 
     async def _tell(self, verb: str, error: DsecError | None) -> None:
-        observed: Observed = "paused" if self.state == "paused" else "resumed"
-        if verb == "set_timeout" and self.state == "running":
+        paused = self.pauses.standing == "paused"
+        observed: Observed = "paused" if paused else "resumed"
+        if verb == "set_timeout" and not paused:
             observed = "running"
-        row = records.state(self.uid, self.generation, paused=self._paused, times=self._times)
+        row = records.state(self.uid, self.generation, paused=paused, times=self.time.times)
         observation = self.observation(observed, error=to_wire(error) if error else None)
         await self._context.observer.emit([observation], row, records.op_done(self.uid, verb))
 
-    async def _pause(self) -> None:
-        if self.state == "paused":
-            return
-        if not isinstance(self.driver, Pausable):
-            raise Unsupported(f"backend {self.backend} can't pause", field="backend")
-        assert self.handle is not None
-        self._running.clear()
-        self.state = "paused"  # from here commands wait for a resume
-        try:
-            await self.fate.race(self.driver.pause(self.handle), PAUSE_S)
-        except (DsecError, TimeoutError):
-            self.state = "running"
-            self._running.set()
-            raise
-        self._paused = True
-
-    async def _resume(self) -> None:
-        if self.state != "paused":
-            return
-        if not isinstance(self.driver, Pausable):
-            raise Conflict("the sandbox is paused by a driver that can't resume it")
-        assert self.handle is not None
-        await self.fate.race(self.driver.resume(self.handle), PAUSE_S)
-        self._paused = False
-        self.state = "running"
-        self.active_at = self._context.clock.now()
-        self._running.set()
+    def _cannot_stand(self, error: DsecError) -> None:
+        self._failure = error
+        self.nudge()
 
     # -- time ---------------------------------------------------------------------
 
-    def _look_at_the_clock(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-        if self.ending is not None:
+    def _seems_idle(self) -> None:
+        """In turn with everything else: what came before it is work."""
+        with contextlib.suppress(Unavailable):
+            self.operate("idle", None)
+
+    async def _idle(self, handle: Handle) -> None:
+        """Time is up for an idle sandbox, unless work came in meanwhile."""
+        if not self.time.idle_taken():
             return
-        due = rules.due(
-            self._times, now=self._context.clock.now(), started_at=self.started_at,
-            active_at=self.active_at, busy=bool(self._busy), running=self.state == "running",
-        )  # fmt: skip
-        spec = self.accepted.resolved.spec
-        if due.cause == "idle_timeout" and spec.on_timeout == "pause":
-            self.active_at = self._context.clock.now()  # once, not until it is done
-            with contextlib.suppress(Unavailable):
-                self.operate("pause", None)
-            due = rules.Due(None, PAUSE_S)
-        if due.cause:
-            self.end(Ending("stopped", due.cause))
-        elif due.wait_s is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(due.wait_s, self._look_at_the_clock)
+        if await self._commands_run(handle):
+            self.activity.touch()
+        elif not self.time.idle_taken():
+            return
+        elif self.accepted.resolved.spec.on_timeout == "pause":
+            self.activity.touch()  # where it can't be paused: not again at once
+            await self.pauses.pause(handle)
+        else:
+            self.end(Ending("stopped", "idle_timeout"))
+
+    async def _commands_run(self, handle: Handle) -> bool:
+        """Whether commands run that nobody follows, as after a restart of the edge."""
+        if not isinstance(self.driver, Resumable):
+            return False
+        try:
+            return await self.fate.race(self.driver.commands(handle), LOOK_S) > 0
+        except (DsecError, TimeoutError) as exc:
+            log.warning("sandbox %s does not say what runs: %r", self.uid, exc)
+            return False

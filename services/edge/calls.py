@@ -1,6 +1,6 @@
-"""What an ``exec`` subject says. Pure.
+"""What an ``exec`` subject and its headers say. Pure.
 
-Owns: taking it apart and the rule for reply subjects. The bus lets only a client with
+Owns: taking them apart and the rule for reply subjects. The bus lets only a client with
 the grant publish on the subject, and only a principal itself with its name at the end:
 so project and principal are believed, and nothing in a body is.
 """
@@ -11,10 +11,14 @@ import hashlib
 from dataclasses import dataclass
 from typing import get_args
 
-from schemas.exec import ExecVerb
+from schemas.exec import HEADER_HAVE, HEADER_OFFSET, ExecVerb
+from shared.errors import InvalidRequest
 
 VERBS = frozenset(get_args(ExecVerb))
+USES = frozenset({"i", "f", "s", "z"})
+"""Frames by which a client uses what runs in a sandbox: a paused one goes on."""
 _TOKENS = 8
+COUNT_DIGITS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +55,24 @@ def fingerprint(call: Call, body: bytes) -> bytes:
     """What makes two requests with one operation id the same request."""
     seed = f"{call.uid}\n{call.verb}\n{call.principal}\n".encode()
     return hashlib.sha256(seed + body).digest()
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < COUNT_DIGITS_MAX
+
+
+def offset(text: str | None) -> int | None:
+    """Where a frame of input belongs."""
+    if text is None:
+        return None
+    if not _is_count(text):
+        raise InvalidRequest("an offset is a decimal number", field=HEADER_OFFSET)
+    return int(text)
+
+
+def have(text: str) -> tuple[int, int]:
+    """What output a client has that asks again."""
+    counts = text.split(" ")
+    if len(counts) != 2 or not all(map(_is_count, counts)):
+        raise InvalidRequest("two decimal numbers", field=HEADER_HAVE)
+    return int(counts[0]), int(counts[1])

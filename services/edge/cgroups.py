@@ -16,12 +16,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from services.edge.agent.handshake import CgroupFds
 from services.edge.drivers.base import Usage
 from shared.errors import Unavailable, Unsupported
 
+Kind = Literal["v2", "v1"]
 V1_WANTED = ("memory", "pids", "cpu", "cpuacct", "freezer")
 WORK = "work"
 AGENT = "agent"
@@ -84,6 +85,26 @@ class CgroupDriver:
     @property
     def mode(self) -> str:
         return "v2" if "memory" in self._v2_controllers else "v1"
+
+    @property
+    def freezer(self) -> Kind | None:
+        """Which freezer stops a workload. v2's is preferred, also beside v1 controllers."""
+        if self._has("cgroup.freeze"):
+            return "v2"
+        return "v1" if "freezer" in self._v1 else None
+
+    @property
+    def reclaims(self) -> bool:
+        """Whether memory can be had back from a group whose processes stand still."""
+        return self.mode == "v1" or self._has("memory.reclaim")
+
+    def _has(self, file: str) -> bool:
+        return any((p / file).exists() for p in Path(self._v2).iterdir() if p.is_dir())
+
+    @staticmethod
+    def workload(groups: Groups) -> list[int]:
+        """The processes of the workload."""
+        return list(_pids_below(Path(groups.v2 or "/nonexistent", WORK)))
 
     def of_process(self, pid: int, name: str) -> Groups:
         """The groups of a container by its first process. ``name`` is used for a v2
@@ -228,6 +249,7 @@ class CgroupDriver:
             except OSError as err:
                 if err.errno not in (errno.ENOENT, errno.ENODEV):  # the engine removed it
                     raise Unavailable(f"processes cannot be killed: {err}") from err
+            _let_die(groups)
             if time.monotonic() > deadline:
                 raise Unavailable("processes of the sandbox do not die", cause="runtime")
             time.sleep(POLL_S)
@@ -296,6 +318,14 @@ def _populated(group: Path) -> bool:
         return "populated 1" in (group / "cgroup.events").read_text()
     except OSError:
         return False
+
+
+def _let_die(groups: Groups) -> None:
+    """What v1's freezer holds takes its death only when it is thawed."""
+    group = Path(groups.v1.get("freezer", "/nonexistent"))
+    for state in (group / WORK / "freezer.state", group / "freezer.state"):
+        with contextlib.suppress(OSError):
+            state.write_text("THAWED")
 
 
 def _pids_below(directory: Path) -> Iterator[int]:

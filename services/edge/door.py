@@ -62,7 +62,6 @@ SILENT_S = KEEPALIVE_S * 0.6
 TICK_S = 1.0
 RETRY_AFTER_S = 0.5
 SIGKILL = 9
-COUNT_DIGITS_MAX = 20
 
 Key = tuple[str, str]
 
@@ -131,8 +130,12 @@ class Door:
             return  # it is over, or somebody else's
         if op.call.project != call.project:
             return
+        if frame in calls.USES:
+            sandbox = self._supervisor.find(call.project, call.uid)
+            if sandbox is not None:
+                sandbox.nudge()
         try:
-            op.received(frame, msg.data, _offset(headers.get(HEADER_OFFSET)))
+            op.received(frame, msg.data, calls.offset(headers.get(HEADER_OFFSET)))
         except InvalidRequest as exc:
             op.abort(exc)
 
@@ -164,7 +167,7 @@ class Door:
             again = known.join(msg.reply, request.offset) if joins else known.attach(msg.reply)
             self._spawn(again)
             return
-        busy = sandbox.busy - self._room.held(call.uid)
+        busy = sandbox.activity.count - self._room.held(call.uid)
         if busy >= self._ops_per_sandbox:
             raise _full(f"{busy} operations run in this sandbox")
         if len(self._running) >= self._ops_per_node:
@@ -173,13 +176,14 @@ class Door:
             call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
             clock=self._clock,
         )  # fmt: skip
+        op.runs_by(sandbox.clock)
         op.stays = verb.reply is ExecReply and isinstance(sandbox.driver, Resumable)
         if have := (msg.headers or {}).get(HEADER_HAVE):
-            op.asked_again(_have(have))
+            op.asked_again(calls.have(have))
         self._room.enter(call)
         self._running[key] = op
         if verb.wakes:  # looking at a sandbox is no activity
-            sandbox.enter(op, op.abort)
+            sandbox.activity.enter(op, op.abort)
         trace = (msg.headers or {}).get(HEADER_TRACE)
         op.task = self._spawn(self._perform(op, sandbox, verb, request, msg.data, trace))
 
@@ -206,15 +210,15 @@ class Door:
             error = Internal(f"{type(exc).__name__} in {op.call.verb}")
         finally:
             if verb.wakes:
-                sandbox.leave(op)
+                sandbox.activity.leave(op)
         if error is not None:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
         await self._finish(op, verb, reply, error, body)
 
     async def _once(self, op: Operation, sandbox: Sandbox, verb: Verb, request: Any) -> Any:
         verb.check(request)
-        if verb.wakes:
-            await sandbox.ready()
+        if verb.wakes and sandbox.state != "running":
+            await self._awake(op, sandbox, once=verb.once(request))
         if verb.once(request):
             uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
             joins = not hash_
@@ -232,8 +236,18 @@ class Door:
                 op.begun = True
                 return await _repeated(row, op, sandbox, verb, request)
             op.claimed = True
+        if verb.wakes:  # it may have been paused meanwhile
+            await sandbox.ready()
         op.begun = True
         return await verb.run(sandbox, request, op)
+
+    async def _awake(self, op: Operation, sandbox: Sandbox, *, once: bool) -> None:
+        """Before an intent is noted: a resume may take long, or fail. To follow again
+        what was begun needs none."""
+        await sandbox.found()
+        uid, op_id = sandbox.uid, op.op_id
+        if not once or not await self._journal.run(lambda db: records.find_exec(db, uid, op_id)):
+            await sandbox.ready()
 
     def _cut_short(self, op: Operation, verb: Verb) -> tuple[DsecError | None, Any]:
         if op.aborted is not None:
@@ -338,14 +352,6 @@ class Door:
             self._finished.expire()
 
 
-def _offset(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < COUNT_DIGITS_MAX):
-        raise InvalidRequest("an offset is a decimal number", field=HEADER_OFFSET)
-    return int(text)
-
-
 def _full(text: str) -> Unavailable:
     return Unavailable(f"the door is full: {text}", retry_after_s=RETRY_AFTER_S)
 
@@ -361,16 +367,6 @@ def _death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
 
 def _did_not_begin(error: DsecError | None) -> bool:
     return isinstance(error, Unavailable | CapacityExhausted)
-
-
-def _have(text: str) -> tuple[int, int]:
-    """What output a client has that asks again."""
-    counts = text.split(" ")
-    if len(counts) != 2 or not all(
-        c.isascii() and c.isdigit() and len(c) < COUNT_DIGITS_MAX for c in counts
-    ):
-        raise InvalidRequest("two decimal numbers", field=HEADER_HAVE)
-    return int(counts[0]), int(counts[1])
 
 
 async def _repeated(

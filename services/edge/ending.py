@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -79,6 +79,18 @@ class Fate:
         if task.cancelled():
             raise TimeoutError
         raise task.exception() or AssertionError
+
+    async def outlast(self, work: Awaitable[Any], timeout_s: float) -> None:
+        """Waits for ``work`` until it has ended, the sandbox ends or time is up. Raises
+        what it raises."""
+        waiter = asyncio.ensure_future(work)
+        try:
+            either: set[asyncio.Future[Any]] = {self.sealed, waiter}
+            await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if waiter.done():
+                waiter.result()
+        finally:
+            waiter.cancel()
 
 
 async def _cancelled(task: asyncio.Future[Any]) -> None:

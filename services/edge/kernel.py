@@ -1,6 +1,7 @@
 """The few system calls the edge needs that Python does not offer.
 
-Owns: thin typed wrappers (new mount API, openat2). Does not own: what is mounted.
+Owns: thin typed wrappers (new mount API, openat2, advice on another process's memory,
+swap). Does not own: what is mounted, advised or swapped to.
 Every wrapper raises ``OSError`` with the kernel's own text where there is one.
 """
 
@@ -13,6 +14,7 @@ from typing import Self
 
 # The same numbers on every architecture from 5.0 on.
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _OPENAT2 = 428, 429, 430, 431, 432, 437
+_PROCESS_MADVISE = 440
 
 FSOPEN_CLOEXEC = 1
 FSMOUNT_CLOEXEC = 1
@@ -20,12 +22,17 @@ FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_SET_FD, FSCONFIG_CMD_CREATE = 0
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 0x1, 0x2, 0x4
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x02, 0x04, 0x08
 RESOLVE_IN_ROOT = 0x10
+MADV_WILLNEED = 3
+SWAP_PREFER, SWAP_PRIORITY_MAX = 0x8000, 0x7FFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _syscall(number: int, *args: object) -> int:
-    result = int(_libc.syscall(ctypes.c_long(number), *args))
+    return _checked(int(_libc.syscall(ctypes.c_long(number), *args)))
+
+
+def _checked(result: int) -> int:
     if result < 0:
         err = ctypes.get_errno()
         raise OSError(err, os.strerror(err))
@@ -100,3 +107,27 @@ def openat2(dir_fd: int, path: str, flags: int, *, mode: int = 0, resolve: int =
         _OPENAT2, ctypes.c_int(dir_fd), os.fsencode(path), ctypes.byref(how),
         ctypes.c_size_t(ctypes.sizeof(how)),
     )  # fmt: skip
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_uint64), ("length", ctypes.c_uint64)]
+
+
+def process_madvise(pidfd: int, start: int, length: int, advice: int) -> int:
+    """Advice on ``length`` bytes of another process's memory; the bytes it took."""
+    vector = _IoVec(start, length)
+    return _syscall(
+        _PROCESS_MADVISE, ctypes.c_int(pidfd), ctypes.byref(vector), ctypes.c_size_t(1),
+        ctypes.c_int(advice), ctypes.c_uint(0),
+    )  # fmt: skip
+
+
+def swapon(path: str, priority: int) -> None:
+    """Swaps to a prepared device or file, before those of a lower ``priority``."""
+    flags = SWAP_PREFER | (priority & SWAP_PRIORITY_MAX)
+    _checked(_libc.swapon(os.fsencode(path), ctypes.c_int(flags)))
+
+
+def swapoff(path: str) -> None:
+    """Brings back all that was swapped there, then swaps there no more."""
+    _checked(_libc.swapoff(os.fsencode(path)))

@@ -27,6 +27,7 @@ from schemas.exec import (
 )  # fmt: skip
 from services.edge.calls import Call
 from services.edge.drivers.base import Resize, Stream
+from services.edge.runclock import RunClock
 from shared.clock import Clock
 from shared.errors import Conflict, DeadlineExceeded, DsecError, Internal, InvalidRequest
 from shared.wire import to_wire
@@ -97,6 +98,8 @@ class Operation:
         self._moved = self._entered = False
         self._wants_input = False
         self._told_taken = 0
+        self._run: RunClock | None = None
+        self._stood_before_s, self._told_runs = 0.0, True
         self._arrived = asyncio.Event()
         self._control: asyncio.Queue[str | None] = asyncio.Queue(MAX_CONTROL)
         self._size: Resize | None = None
@@ -219,10 +222,23 @@ class Operation:
             return
         now = self._clock.monotonic()
         unheard_s = now - self._heard_at if self.terminal else 0.0
+        if self._run is not None and self._run.runs != self._told_runs:
+            silent_s = 0.0  # news: the client's clocks stop and go with the sandbox
         if unheard_s >= HANGUP_S:
             self.cancel()
         elif now - self._sent_at >= silent_s or unheard_s >= silent_s:
-            await self._send("k", b"")
+            await self._send("k", self._standing())
+
+    def runs_by(self, clock: RunClock) -> None:
+        """Which clock stands still when its sandbox does."""
+        self._run, self._stood_before_s = clock, clock.stood_s()
+
+    def _standing(self) -> bytes:
+        if self._run is None:
+            return b""
+        self._told_runs = self._run.runs
+        stood = f"{self._run.stood_s() - self._stood_before_s:.3f}".encode()
+        return stood if self._told_runs else stood + b" p"
 
     async def _send(self, frame: str, data: bytes, more: dict[str, str] | None = None) -> None:
         self._sent_at = self._clock.monotonic()

@@ -63,8 +63,11 @@ class Times:
     idle_s: float | None = None
     deadline_s: float | None = None
 
-    def changed(self, idle_s: float | None, deadline_s: float | None) -> Times:
-        """With new values; ``None`` leaves one as it is, 0 removes it."""
+    def renewed(self, idle_s: float | None, deadline_s: float | None, *, age_s: float) -> Times:
+        """With new values that count from now, ``age_s`` after the start; ``None`` leaves
+        one as it is, 0 removes it."""
+        if deadline_s:
+            deadline_s += max(0.0, age_s)
         return Times(_new(self.idle_s, idle_s), _new(self.deadline_s, deadline_s))
 
 
@@ -80,19 +83,17 @@ class Due:
     wait_s: float | None = None
 
 
-def due(
-    times: Times, *, now: float, started_at: float, active_at: float, busy: bool, running: bool
-) -> Due:
-    """Whether a sandbox's time is up. ``busy``: commands run, which is activity. A
-    sandbox that does not run (paused) is not idle, but its deadline goes on."""
+def due(times: Times, *, age_s: float, idle_s: float, running: bool) -> Due:
+    """Whether a sandbox's time is up, ``age_s`` after its start and ``idle_s`` after its
+    last activity. One that does not run (paused) is not idle; its deadline goes on."""
     waits: list[float] = []
     if times.deadline_s is not None:
-        left = started_at + times.deadline_s - now
+        left = times.deadline_s - age_s
         if left <= 0:
             return Due("deadline")
         waits.append(left)
     if times.idle_s is not None and running:
-        left = times.idle_s if busy else active_at + times.idle_s - now
+        left = times.idle_s - idle_s
         if left <= 0:
             return Due("idle_timeout")
         waits.append(left)
@@ -108,7 +109,7 @@ def demand(spec: SandboxSpec) -> Amount:
     )
 
 
-def check_spec(spec: SandboxSpec, report: BackendReport, *, pausable: bool) -> DsecError | None:
+def check_spec(spec: SandboxSpec, report: BackendReport) -> DsecError | None:
     """Why this backend can't honour ``spec`` as it is asked for, if it can't."""
     if not report.supported:
         text = f"backend {spec.backend} does not work on this node: {report.reason}"
@@ -120,8 +121,10 @@ def check_spec(spec: SandboxSpec, report: BackendReport, *, pausable: bool) -> D
         if feature is None or not feature.supported:
             why = feature.reason if feature else "unknown to this backend"
             return PolicyDenied(f"{name} can't be enforced on this node: {why}", field="require")
-    if spec.on_timeout == "pause" and not pausable:
-        return Unsupported(f"backend {spec.backend} can't pause", field="on_timeout")
+    pause = report.features.get("pause")
+    if spec.on_timeout == "pause" and not (pause and pause.supported):
+        why = pause.reason if pause else "it stops only"
+        return Unsupported(f"backend {spec.backend} can't pause: {why}", field="on_timeout")
     return None
 
 

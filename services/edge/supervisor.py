@@ -110,8 +110,9 @@ class Supervisor:
         """Opens it and removes its leftovers, before anything is started on it."""
         try:
             async with asyncio.timeout(OPEN_S):
-                report = await driver.probe()
+                await driver.probe()
                 await driver.open(self.exited)
+                report = await driver.probe()  # with what it made
             async with asyncio.timeout(SWEEP_S):
                 swept = await driver.sweep(known)
         except Exception as exc:  # one bad backend must not take the others with it
@@ -212,7 +213,7 @@ class Supervisor:
                 present.generation = item.generation
                 decided.changes.append(records.adopted(item.uid, item.generation))
             # what an ending sandbox comes to is told when it has come to it
-            if present.state in ("running", "paused"):
+            if present.settled:
                 decided.observations.append(present.observation())
 
     def _begin(self, accepted: Accepted, decided: _Decided) -> None:
@@ -250,7 +251,7 @@ class Supervisor:
         if sandbox is None or sandbox.project != item.project:
             self._absent(verb, item, decided)
         elif rules.judge_op(verb, item.generation, present=sandbox.generation) == "repeat":
-            if sandbox.state in ("running", "paused"):
+            if sandbox.settled:
                 decided.observations.append(sandbox.observation())
         else:
             decided.changes.append(records.op(verb, item))

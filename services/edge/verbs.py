@@ -7,6 +7,7 @@ own: who may call, idempotency, frames.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,13 +36,14 @@ from services.edge.drivers.base import (
 )  # fmt: skip
 from services.edge.operation import Operation
 from services.edge.ports import Connection, run_connect
-from shared.errors import Internal, InvalidRequest, SandboxDied, Unsupported
+from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable, Unsupported
 
 BACKSTOP_S = 10.0
 """How much later than inside the sandbox a command's limit is enforced here."""
 MAX_ENTRIES = 20_000
 """Files in one listing."""
 USAGE_S = 2.0
+LIVE = ("running", "pausing", "paused", "resuming")
 
 Reply = ExecReply | FileReply | InfoReply | ConnectReply
 
@@ -90,7 +92,7 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
     spec = _exec_spec(request)
     limit_s = None if request.timeout_s is None else request.timeout_s + BACKSTOP_S
     try:
-        async with asyncio.timeout(limit_s):
+        async with sandbox.clock.timeout(limit_s):
             outcome = await sandbox.driver.exec(handle, spec, op)
     except TimeoutError:
         outcome = ExecOutcome(None, signal="KILL", timed_out=True)
@@ -139,8 +141,11 @@ def _exec_spec(request: ExecRequest) -> ExecSpec:
 async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> InfoReply:
     """Live facts; an agent that does not answer leaves out the metrics."""
     metrics: dict[str, float] = {}
+    if sandbox.state == "recovering":
+        with contextlib.suppress(Unavailable, SandboxDied):
+            await sandbox.found()
     handle = sandbox.handle
-    if handle is not None and sandbox.state in ("running", "paused"):
+    if handle is not None and sandbox.state in LIVE:
         try:
             async with asyncio.timeout(USAGE_S):
                 usage = await sandbox.driver.usage(handle)
@@ -155,7 +160,7 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
     return InfoReply(
         op_id=request.op_id, uid=sandbox.uid, state=sandbox.state, epoch=sandbox.epoch,
         metrics=metrics, enforcement=dict(handle.enforcement) if handle else {},
-        idle_s=sandbox.idle_s,
+        idle_s=sandbox.activity.idle_s,
     )  # fmt: skip
 
 

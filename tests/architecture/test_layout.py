@@ -85,7 +85,7 @@ PROMISES = [p for p in DOCUMENTS if "\n| What holds | Test |\n" in p.read_text()
 
 
 def test_pages_of_promises_are_found() -> None:
-    assert {"exec-and-files.md", "jobs.md"} <= {page.name for page in PROMISES}
+    assert {"exec-and-files.md", "jobs.md", "pause-and-time.md"} <= {page.name for page in PROMISES}
 
 
 @pytest.mark.parametrize("page", PROMISES, ids=lambda p: p.stem)

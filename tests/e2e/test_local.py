@@ -135,7 +135,8 @@ def test_a_system_that_is_killed_with_its_edge_leaves_no_sandbox(
 def containers(node: str) -> list[str]:
     engine = docker.APIClient()
     try:
-        return [c["Id"] for c in engine.containers(all=True, filters={"label": f"dsec.node={node}"})]
+        found = engine.containers(all=True, filters={"label": f"dsec.node={node}"})
+        return [c["Id"] for c in found]
     finally:
         engine.close()
 

@@ -91,7 +91,10 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         driver=("container", "fake"),
         state_dir=tmp_path_factory.mktemp("faults"),
         image_roots=[images],
-        env={"DSEC_IMAGE_COLLAPSE_BYTES": "0"},  # layers stay as many as they are
+        env={
+            "DSEC_IMAGE_COLLAPSE_BYTES": "0",  # layers stay as many as they are
+            "DSEC_PRESSURE_CPU": "1.1",  # what else the machine does makes no node full
+        },
     )
     async with LocalSystem(options) as system, open_client(system) as client:
         await register_image(client, images)

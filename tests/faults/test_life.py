@@ -271,7 +271,7 @@ async def test_a_stop_that_a_frozen_edge_does_not_answer_says_so_and_is_done_lat
     os.kill(pid, signal.SIGSTOP)
     try:
         async with asyncio.timeout(15):
-            with pytest.raises(Unavailable, match="stopping: node .* is silent"):
+            with pytest.raises(Unavailable, match=r"stopping: node .* is silent"):
                 await sandbox.stop()
         assert (await project.get(sandbox.id)).state == "stopping"
     finally:

@@ -14,7 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from services.edge.agent import handshake, wire
 from services.edge.agent.arriving import NOTES, Arriving, OnNote
@@ -25,7 +25,7 @@ from shared.errors import DsecError, Unavailable
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
 START_ATTEMPTS = 4
-LISTING_S = 10.0  # the agent's answer to a question about its operations
+ANSWER_S = 10.0  # the agent's answer to a request that is one frame
 OP_ID_MAX = 0xFFFFFFF0
 
 OnOutput = Callable[[int, bytes], Awaitable[None]]
@@ -192,14 +192,29 @@ class AgentClient(asyncio.Protocol):
 
     async def list(self) -> list[Listed]:
         """Operations that run or wait to be acknowledged."""
+        return cast("list[Listed]", await self._ask(Msg.LIST))
+
+    async def pause(self) -> None:
+        """Stops the commands' clock: no time limit runs out until :meth:`resume`."""
+        await self._ask(Msg.PAUSE)
+
+    async def resume(self) -> None:
+        """Lets the commands' clock go on."""
+        await self._ask(Msg.RESUME)
+
+    async def _ask(self, type_: int) -> Any:
+        """The answer to a request that is one frame."""
         op = self._open()
+        op.on_note = _unheard  # OK is an answer here
         try:
-            async with asyncio.timeout(LISTING_S):
-                await self._send_in_turn(Msg.LIST, op.id)
-                type_, value = await op.next()
-            if type_ != Msg.LISTING:
-                raise value if type_ == Msg.ERROR else self._broken("no answer to LIST")
-            return cast("list[Listed]", value)
+            async with asyncio.timeout(ANSWER_S):
+                await self._send_in_turn(type_, op.id)
+                answer, value = await op.next()
+            if answer == Msg.ERROR:
+                raise value
+            if answer != (Msg.LISTING if type_ == Msg.LIST else Msg.OK):
+                raise self._broken(f"no answer to {Msg(type_).name}")
+            return value
         except TimeoutError:
             raise Unavailable("the sandbox's agent does not answer") from None
         finally:
@@ -326,6 +341,10 @@ async def started(attempt: Callable[[], Awaitable[Fields]]) -> Fields:
             if err.details.get("errno") != "ECHILD":
                 raise
     return await attempt()
+
+
+async def _unheard(_type: int) -> None:
+    return None
 
 
 def _usable_id(number: int) -> int:

@@ -40,6 +40,8 @@ class Msg(IntEnum):
     FILE = 12
     RESIZE = 13
     DIAL = 14
+    PAUSE = 18
+    RESUME = 19
     RESULT = 20
     ERROR = 21
     OK = 22

@@ -360,6 +360,10 @@ class Resumable(Protocol):
         nobody knows it: then it did not run, or its outcome is lost."""
         ...
 
+    async def commands(self, handle: Handle) -> int:
+        """How many commands run, whoever began them."""
+        ...
+
     def let_go(self) -> None:
         """The edge ends: from now on cancelling :meth:`Driver.exec` leaves the command
         running, to be resumed."""
@@ -368,10 +372,29 @@ class Resumable(Protocol):
 
 @runtime_checkable
 class Pausable(Protocol):
-    """Optional: a sandbox that stands still and costs no CPU. Both are idempotent.
-    A paused sandbox answers :meth:`Driver.stop`, :meth:`Driver.inspect` and
-    :meth:`Driver.usage`; the supervisor resumes it before anything else."""
+    """Optional: a sandbox that stands still and costs no CPU. A paused sandbox answers
+    :meth:`Driver.stop`, :meth:`Driver.inspect` and :meth:`Driver.usage`; the supervisor
+    resumes it before anything else.
 
-    async def pause(self, handle: Handle) -> None: ...
+    Commands stand still too, whole trees, and go on as if no time had passed: a
+    ``timeout_s`` counts what a command runs. One that a driver was just given begins
+    when the sandbox goes on. A pause survives the edge: after :meth:`Driver.recover` the
+    supervisor calls :meth:`pause` or :meth:`resume`, whichever its journal says, and
+    both bring about that state whatever was left."""
 
-    async def resume(self, handle: Handle) -> None: ...
+    async def pause(self, handle: Handle) -> None:
+        """Idempotent. Returns when every process stands still; when it raises or is
+        cancelled, the sandbox runs as before."""
+        ...
+
+    async def resume(self, handle: Handle) -> None:
+        """Idempotent. Returns when the sandbox has proved that it lives; when it raises
+        or is cancelled, one that was paused still is."""
+        ...
+
+    async def reclaim(self, handle: Handle) -> int:
+        """Gives memory of a paused sandbox back to the node; how many bytes. Its content
+        stays. Takes long and is cancelled before a resume or a stop: then it ends within
+        a moment. Whenever it has ended, limits are as they were. Raises ``Unavailable``
+        where the sandbox cannot stay paused."""
+        ...

@@ -309,8 +309,8 @@ async def test_long_imports_hold_up_neither_small_ones_nor_deletions(
     limit = app.settings.image_small_bytes
     names = [f"long{i}" for i in range(app.settings.image_parallel + 2)]
     for name in names:
-        with open(f"{stack.tree(name)}/large", "wb") as file:
-            file.truncate(limit + 1)  # sparse
+        stack.tree(name)
+        os.truncate(stack.folder / name / "f", limit + 1)  # sparse
     long = [asyncio.create_task(stack.create(n, path=str(stack.folder / n))) for n in names]
     try:
         for _ in range(app.settings.image_parallel):

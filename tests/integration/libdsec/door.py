@@ -62,7 +62,8 @@ class Door:
     async def leave(self) -> None:
         """The edge is away: nobody listens."""
         await self._subscription.unsubscribe()
-        await self.client.flush()
+        for _ in range(2):  # nats-py's ping overtakes what waits to be written
+            await self.client.flush()
 
     async def close(self) -> None:
         for operation in self._operations.values():

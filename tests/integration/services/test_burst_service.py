@@ -97,14 +97,26 @@ def beat(node: str, share: float, pool: Any = "onprem") -> Outgoing:
     return Outgoing(hb(node), encode(message))
 
 
-async def told(bus: Bus, plans: list[BurstPlan], beats: list[Outgoing], share: float) -> BurstPlan:
-    """The plan of that utilisation, told while ``beats`` go on."""
+async def told(
+    bus: Bus,
+    plans: list[BurstPlan],
+    beats: list[Outgoing],
+    share: float,
+    *,
+    cloud: int | None = None,
+) -> BurstPlan:
+    """The plan of that utilisation (and so many cloud nodes), told while ``beats`` go on: a
+    round may come between two beats."""
     async with asyncio.timeout(SETTLE_S):
-        while not plans or plans[-1].utilisation != share:
+        while not plans or plans[-1].utilisation != share or cloud not in (None, _cloud(plans[-1])):
             for message in beats:
                 await bus.send(message)
             await asyncio.sleep(0.05)
     return plans[-1]
+
+
+def _cloud(plan: BurstPlan) -> int:
+    return plan.pools["cloud"].nodes if "cloud" in plan.pools else 0
 
 
 async def test_two_instances_tell_one_stream_of_plans(
@@ -114,7 +126,7 @@ async def test_two_instances_tell_one_stream_of_plans(
     tasks = [await running(settings(stack, clean), stop) for _ in range(2)]
     calm = await told(bus, plans, [beat("n1", 0.5)], 0.5)
     assert (calm.lease, calm.share, calm.release) == (0, 0.0, 0)
-    busy = await told(bus, plans, [beat("n1", 0.9), beat("c1", 0.5, "cloud")], 0.9)
+    busy = await told(bus, plans, [beat("n1", 0.9), beat("c1", 0.5, "cloud")], 0.9, cloud=1)
     assert busy.share == pytest.approx(0.67, abs=0.01)
     assert busy.pools["cloud"].nodes == 1
     hot = await told(bus, plans, [beat("n1", 1.0)], 1.0)

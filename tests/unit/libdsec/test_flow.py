@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libdsec._flow import ACK_EVERY_BYTES, Gap, Receiving, Sending
+from libdsec._flow import ACK_EVERY_BYTES, Gap, Receiving, Sending, Stood
 from libdsec._wire import CHUNK_BYTES, WINDOW_BYTES
 
 
@@ -98,3 +98,17 @@ def test_more_than_the_window_is_never_sent() -> None:
     sending.acknowledge(5)
     sending.acknowledge(WINDOW_BYTES + 1)
     assert sending.acked == 10, "a count that goes back or beyond is nobody's"
+
+
+def test_paused_time_is_what_the_edge_told_and_what_passed_since() -> None:
+    stood = Stood()
+    stood.told(b"", 1.0)
+    assert (stood.seconds(5.0), stood.now) == (0.0, False)
+    stood.told(b"2.500 p", 10.0)
+    assert (stood.seconds(14.0), stood.now) == (6.5, True)
+    stood.told(b"7.000", 15.0)
+    assert (stood.seconds(99.0), stood.now) == (7.0, False)
+    stood.told(b"0.500 p", 100.0)  # of an edge that was restarted
+    assert stood.seconds(101.0) == 8.5
+    stood.told(b"rubbish", 102.0)
+    assert stood.now

@@ -2,7 +2,8 @@
 
 Owns: the life of a sandbox from a shell to nothing. Does not own: shells
 (:mod:`.shells`), their number (:mod:`.pool`), the engine (:mod:`.engine`), removal of
-containers (:mod:`.reaper`). Rules: :mod:`services.edge.drivers.base`.
+containers (:mod:`.reaper`), deaths (:mod:`.deaths`), pausing (:mod:`.pausing`). Rules:
+:mod:`services.edge.drivers.base`.
 
 A sandbox's folder ``<state_dir>/sandboxes/<uid>`` holds its writable layer and, in
 ``meta.json``, which container it is, written before the container becomes its own: a
@@ -18,7 +19,6 @@ import logging
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from services.edge.drivers.base import (
     ExecIO,
     ExecOutcome,
     ExecSpec,
-    Exited,
     Feature,
     Handle,
     Inspection,
@@ -41,8 +40,10 @@ from services.edge.drivers.base import (
     Usage,
 )  # fmt: skip
 from services.edge.drivers.container import folders
-from services.edge.drivers.container.engine import Ending, Engine, Shell
+from services.edge.drivers.container.deaths import Deaths, Sandbox, why
+from services.edge.drivers.container.engine import Engine, Shell
 from services.edge.drivers.container.files import FilesOfAgent
+from services.edge.drivers.container.pausing import NOT_OPEN, Pausing, pause_features
 from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
@@ -60,20 +61,6 @@ from shared.errors import (
 log = logging.getLogger(__name__)
 
 
-
-@dataclass(slots=True)
-class Sandbox:
-    """A sandbox this process holds the connection of."""
-
-    uid: str
-    handle: Handle
-    agent: AgentClient
-    defaults: Defaults
-    groups: Groups
-    stopping: bool = False
-    death: asyncio.Future[tuple[str, str]] | None = None
-
-
 class ContainerDriver(FilesOfAgent, PortsOfAgent):
     """See the module."""
 
@@ -86,10 +73,10 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         self._reaper = Reaper(settings, self._engine)
         self._live: dict[str, Sandbox] = {}
         self._starting: set[str] = set()
-        self._deaths: set[asyncio.Task[None]] = set()
+        self._deaths = Deaths(settings, self._engine, self._live)
         self._shells: Shells | None = None
         self._pool: Pool[WarmShell] | None = None
-        self._on_exit: OnExit | None = None
+        self._pausing: Pausing | None = None
         self._late: asyncio.Task[None] | None = None
 
     # ---- what this node can do ----
@@ -111,16 +98,21 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             "network_deny": Feature(True, NO_NETWORK),
             "network_allow": Feature(False, "containers have no network yet"),
             "disk_limit": Feature(False, "no quota on writable layers"),
-            "pause": Feature(False, "not built"), "snapshot": Feature(False, "not built"),
+            "snapshot": Feature(False, "not built"),
         }  # fmt: skip
+        swap = self._pausing.swap.look() if self._pausing else NOT_OPEN
+        features |= pause_features(cgroups, swap)
         return BackendReport(True, f"Docker Engine {version}", features)
 
     async def open(self, on_exit: OnExit) -> None:
-        self._on_exit = on_exit
+        self._deaths.on_exit = on_exit
         s = self._settings
         for folder in (s.sandboxes_dir, s.shells_dir):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._shells = Shells(s, self._engine, await asyncio.to_thread(CgroupDriver.probe))
+        cgroups = await asyncio.to_thread(CgroupDriver.probe)
+        self._shells = Shells(s, self._engine, cgroups)
+        self._pausing = Pausing(s, self._shells, cgroups)
+        await self._pausing.open()
         self._reaper.open()
         self._pool = Pool(
             self._shells.make, self._shells.drop, size=s.pool_size, most=s.pool_max,
@@ -132,15 +124,19 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
     async def close(self) -> None:
         if self._pool is not None:
             await self._pool.close()
+        alone = not self._live
         for sandbox in list(self._live.values()):
             sandbox.agent.close()
         self._live.clear()
-        for task in [*self._deaths, *([self._late] if self._late else [])]:
-            task.cancel()
+        self._deaths.close()
+        if self._late is not None:
+            self._late.cancel()
         if self._shells is not None:
             with contextlib.suppress(DsecError):
                 await self._sweep_shells()
         await self._reaper.close()
+        if self._pausing is not None:
+            await self._pausing.close(alone=alone)
         if self._shells is not None:
             self._shells.close()
         self._engine.close()
@@ -150,6 +146,12 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         if self._shells is None:
             raise Unavailable("the container driver is not open")
         return self._shells
+
+    @property
+    def pausing(self) -> Pausing:
+        if self._pausing is None:
+            raise Unavailable("the container driver is not open")
+        return self._pausing
 
     # ---- life ----
 
@@ -211,9 +213,9 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
 
     def _adopt(self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups) -> None:
         defaults = Defaults(dict(spec.env), spec.workdir, spec.user)
-        sandbox = Sandbox(spec.uid, handle, agent, defaults, groups)
+        sandbox = Sandbox(spec.uid, handle, agent, defaults, groups, limits(spec))
         self._live[spec.uid] = sandbox
-        agent.on_lost(lambda: self._lost(sandbox))
+        self._deaths.watch(sandbox)
 
     async def recover(self, handle: Handle, spec: StartSpec) -> Handle | None:
         if handle.uid in self._live:
@@ -237,14 +239,14 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         ending = await self._engine.ending(str(handle.data["container"]))
         if ending.running:
             return Inspection(True)
-        return Inspection(False, *_why(ending))
+        return Inspection(False, *why(ending))
 
     async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
         sandbox = self._sandbox(handle)
         try:
             return await run_command(sandbox.agent, spec, io, defaults=sandbox.defaults)
         except Unavailable as err:
-            raise await self._explain(sandbox, err) from err
+            raise await self._deaths.explain(sandbox, err) from err
 
     async def resume_exec(
         self, handle: Handle, op_id: str, io: ResumeIO, *, stdin: bool = False
@@ -253,11 +255,23 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         try:
             return await resume_command(sandbox.agent, op_id, io, stdin=stdin)
         except Unavailable as err:
-            raise await self._explain(sandbox, err) from err
+            raise await self._deaths.explain(sandbox, err) from err
+
+    async def commands(self, handle: Handle) -> int:
+        return sum(not op.done for op in await self._sandbox(handle).agent.list())
 
     def let_go(self) -> None:
         for sandbox in self._live.values():
             sandbox.agent.leaving = True
+
+    async def pause(self, handle: Handle) -> None:
+        await self.pausing.pause(self._sandbox(handle))
+
+    async def resume(self, handle: Handle) -> None:
+        await self.pausing.resume(self._sandbox(handle))
+
+    async def reclaim(self, handle: Handle) -> int:
+        return await self.pausing.reclaim(self._sandbox(handle))
 
     async def usage(self, handle: Handle) -> Usage:
         return await self.shells.usage(Groups.of(handle.data["groups"]))
@@ -267,6 +281,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         if sandbox is not None:
             sandbox.stopping = True
         groups = Groups.of(handle.data["groups"])
+        await self.pausing.leave(sandbox, groups, thaw=grace_s > 0)
         if grace_s > 0:
             await self.shells.terminate(groups, grace_s)
         await self.shells.end(groups)
@@ -326,8 +341,6 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             await self._engine.remove(str(meta["container"]))
         await self._remove_files(uid, meta.get("name"))
 
-    # ---- deaths ----
-
     def _sandbox(self, handle: Handle) -> Sandbox:
         sandbox = self._live.get(handle.uid)
         if sandbox is None:
@@ -338,56 +351,9 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         sandbox = self._sandbox(handle)
         return sandbox.agent, sandbox.defaults.user
 
-    def _lost(self, sandbox: Sandbox) -> None:
-        if sandbox.stopping or self._live.get(sandbox.uid) is not sandbox:
-            return
-        task = asyncio.ensure_future(self._died(sandbox))
-        self._deaths.add(task)
-        task.add_done_callback(self._deaths.discard)
-
-    async def _died(self, sandbox: Sandbox) -> None:
-        cause, message = await self._death(sandbox)
-        if sandbox.stopping or self._live.get(sandbox.uid) is not sandbox:
-            return
-        del self._live[sandbox.uid]
-        if self._on_exit is not None:
-            await self._on_exit(Exited(sandbox.uid, cause, message))
-
-    async def _find_out(self, sandbox: Sandbox) -> tuple[str, str]:
-        container = str(sandbox.handle.data["container"])
-        with contextlib.suppress(TimeoutError, DsecError):
-            async with asyncio.timeout(self._settings.death_s):
-                ending = await self._engine.ending(container)
-                while ending.running:  # the engine learns of it a little later
-                    await asyncio.sleep(0.02)
-                    ending = await self._engine.ending(container)
-                return _why(ending)
-        return "runtime", "the connection to the sandbox's agent ended"
-
-    async def _explain(self, sandbox: Sandbox, err: Unavailable) -> DsecError:
-        """A lost connection under a command is the sandbox's death, if it died."""
-        if not sandbox.agent.lost:
-            return err
-        if sandbox.stopping:
-            return SandboxDied("the sandbox was stopped", cause="cancelled")
-        cause, message = await self._death(sandbox)
-        return SandboxDied(message, cause=cause)
-
-    async def _death(self, sandbox: Sandbox) -> tuple[str, str]:
-        """Cause and message of a death, found out once for all who ask."""
-        if sandbox.death is None:
-            sandbox.death = asyncio.ensure_future(self._find_out(sandbox))
-        return await asyncio.shield(sandbox.death)
-
 
 def _data(warm: WarmShell) -> dict[str, Any]:
     return {
         "container": warm.shell.id, "name": warm.shell.name, "pid": warm.shell.pid,
         "groups": warm.groups.data(),
     }  # fmt: skip
-
-
-def _why(ending: Ending) -> tuple[str, str]:
-    cause = "oom" if ending.oom else "runtime"
-    what = f"the sandbox's agent ended with exit code {ending.exit_code}"
-    return cause, f"{what}: {ending.last_words}" if ending.last_words else what

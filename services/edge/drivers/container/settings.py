@@ -37,6 +37,10 @@ class ContainerSettings:
     message_bytes: int = 2048  # of an agent's last words
     cgroup_parent: str = "dsec"
     idle_layers: int = 64
+    swap: str = "host"  # for paused sandboxes: what the machine has, or own: zram, file
+    swap_mb: int = 4096  # of own swap
+    reclaim_concurrency: int = 2  # sandboxes whose memory is given back at once
+    prefetch_mb: int = 256  # read ahead when a sandbox is resumed, 0: none
     aether: Path = GUEST_BUILD / "aether"
     attach: Path = GUEST_BUILD / "attach"
 

@@ -56,14 +56,18 @@ class Shells:
         self._threads = ThreadPoolExecutor(settings.kernel_threads, "kernel")
 
     async def thread(
-        self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None
-    ) -> T:
+        self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None,
+        cancel: Callable[[], object] | None = None,
+    ) -> T:  # fmt: skip
         """Runs blocking kernel work off the loop. It is never left half-way: a cancelled
-        caller goes on when the work has ended and ``undo`` took its result back."""
+        caller goes on when the work has ended (``cancel`` tells it to) and ``undo`` took
+        its result back."""
         job = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(job)
         except asyncio.CancelledError:
+            if cancel is not None:
+                cancel()
             while not job.done():
                 await asyncio.wait({job})
             if undo is not None and job.exception() is None:

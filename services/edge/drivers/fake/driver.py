@@ -6,12 +6,14 @@ was killed finds them again). Does not own: anything outside its folder.
 ``options`` of a spec inject faults: ``start_delay_s``, ``start_error`` (a cause, or a
 code of :mod:`shared.errors`), ``start_hang``, ``start_deaf_s`` (ignores cancellation for
 so long), ``die_after_s`` with ``die_cause``, ``stop_hang`` (true, or for how many calls),
-``stop_error`` (for how many calls), ``recover_none``.
+``stop_error`` (for how many calls), ``recover_none``, ``pause_error``, ``pause_hang``,
+``resume_error``, ``reclaim_error`` (for how many calls).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -38,6 +40,7 @@ from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget
 from services.edge.drivers.fake.ports import EchoPorts
 from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
+from services.edge.drivers.fake.state import Live, State
 from services.edge.drivers.registry import DriverConfig
 from shared import ids
 from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable
@@ -51,31 +54,6 @@ FEATURES = (
 )  # fmt: skip
 
 
-class State(msgspec.Struct):
-    """A sandbox as it is kept on disk."""
-
-    uid: str
-    boot: str
-    options: dict[str, Any]
-    env: dict[str, str]
-    workdir: str
-    started_at: float
-    tree: trees.Tree
-    paused: bool = False
-    stops: int = 0
-
-
-class _Live:
-    """A sandbox in memory."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.commands: set[asyncio.Future[Any]] = set()
-        self.background: set[asyncio.Future[int]] = set()
-        self.timer: asyncio.TimerHandle | None = None
-        self.death: Exited | None = None
-
-
 class FakeDriver(EchoPorts):
     """See the module's text and :mod:`services.edge.drivers.base`."""
 
@@ -83,7 +61,7 @@ class FakeDriver(EchoPorts):
 
     def __init__(self, config: DriverConfig) -> None:
         self._root = config.state_dir
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._on_exit: OnExit | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -129,8 +107,8 @@ class FakeDriver(EchoPorts):
             enforcement["disk_mb"] = "tree"
         return Handle(spec.uid, NAME, {"boot": state.boot}, enforcement)
 
-    def _adopt(self, state: State) -> _Live:
-        live = self._live[state.uid] = _Live(state)
+    def _adopt(self, state: State) -> Live:
+        live = self._live[state.uid] = Live(state)
         after_s = state.options.get("die_after_s")
         if after_s is not None:
             loop = asyncio.get_running_loop()
@@ -183,14 +161,28 @@ class FakeDriver(EchoPorts):
         return gone
 
     async def pause(self, handle: Handle) -> None:
-        live = self._alive(handle)
-        live.state.paused = True
-        self._save(live.state)
+        await self._stand(self._alive(handle), "pause", paused=True)
 
     async def resume(self, handle: Handle) -> None:
-        live = self._alive(handle)
-        live.state.paused = False
+        await self._stand(self._alive(handle), "resume", paused=False)
+
+    async def _stand(self, live: Live, verb: str, *, paused: bool) -> None:
+        if live.state.paused == paused:
+            return
+        await self._fail(live, verb)
+        live.stand(paused)
         self._save(live.state)
+
+    async def reclaim(self, handle: Handle) -> int:
+        live = self._alive(handle)
+        await self._fail(live, "reclaim")
+        return 0
+
+    async def _fail(self, live: Live, verb: str) -> None:
+        state = live.state
+        state.calls[verb] = state.calls.get(verb, 0) + 1
+        self._save(state)  # before: a new process counts on
+        await faults.pause_faults(state.options, state.calls[verb], verb)
 
     def _die(self, uid: str, cause: str) -> None:
         live = self._live.get(uid)
@@ -203,21 +195,21 @@ class FakeDriver(EchoPorts):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _kill_commands(self, live: _Live, error: SandboxDied) -> None:
+    def _kill_commands(self, live: Live, error: SandboxDied) -> None:
         for done in list(live.commands):
             if not done.done():
                 done.set_exception(error)
         for task in live.background:
             task.cancel()
 
-    def _alive(self, handle: Handle) -> _Live:
+    def _alive(self, handle: Handle) -> Live:
         live = self._live.get(handle.uid)
         if live is None or live.death:
             cause = live.death.cause if live and live.death else "runtime"
             raise SandboxDied(f"sandbox {handle.uid} does not live", cause=cause)
         return live
 
-    def _running(self, handle: Handle) -> _Live:
+    def _running(self, handle: Handle) -> Live:
         live = self._alive(handle)
         if live.state.paused:
             raise Unavailable("the sandbox is paused")
@@ -232,7 +224,7 @@ class FakeDriver(EchoPorts):
     # -- commands -------------------------------------------------------------------
 
     async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
-        live = self._running(handle)
+        live = self._alive(handle)
         commands.check(spec)
         began = time.monotonic()
         limit = spec.output_limit_bytes
@@ -244,7 +236,9 @@ class FakeDriver(EchoPorts):
         timed_out = False
         try:
             waiting: set[asyncio.Future[Any]] = {work, death}
-            await asyncio.wait(waiting, timeout=spec.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(TimeoutError):
+                async with live.clock.timeout(spec.timeout_s):
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if death.done():
                 death.result()
             timed_out = not work.done()
@@ -266,12 +260,19 @@ class FakeDriver(EchoPorts):
         )  # fmt: skip
 
     async def _command(
-        self, live: _Live, spec: ExecSpec, io: ExecIO, budgets: Mapping[str, Budget]
+        self, live: Live, spec: ExecSpec, io: ExecIO, budgets: Mapping[str, Budget]
     ) -> tuple[int, str | None]:
         state = live.state
 
         async def write(stream: str, data: bytes) -> None:
+            await live.goes.wait()
             await budgets["stdout" if spec.merge else stream].write(data)
+
+        async def rest(seconds: float) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with live.clock.timeout(seconds):
+                    await asyncio.Event().wait()
+            await live.goes.wait()
 
         async def nothing() -> AsyncIterator[bytes]:
             return
@@ -280,8 +281,9 @@ class FakeDriver(EchoPorts):
         cwd = spec.cwd or state.workdir
         shell = Shell(
             state.tree, write, io.input if spec.stdin else nothing, time.time,
-            {**state.env, **spec.env}, cwd,
+            {**state.env, **spec.env}, cwd, rest=rest,
         )  # fmt: skip
+        await live.goes.wait()
         if not commands.is_folder(state.tree, cwd):
             raise InvalidRequest(f"{cwd} is not a directory", field="cwd")
         killed = True

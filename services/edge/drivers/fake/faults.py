@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from shared.errors import BY_CODE, Internal
+from shared.errors import BY_CODE, Internal, Unavailable
 
 
 async def start_faults(options: Mapping[str, Any]) -> None:
@@ -37,3 +37,11 @@ async def stop_faults(options: Mapping[str, Any], calls: int) -> None:
         await asyncio.Event().wait()
     if error and calls <= int(error):
         raise Internal("stop fails by order")
+
+
+async def pause_faults(options: Mapping[str, Any], calls: int, verb: str) -> None:
+    """Of the ``calls``-th pause, resume or reclaim."""
+    if calls <= int(options.get(f"{verb}_hang", 0)):
+        await asyncio.Event().wait()
+    if calls <= int(options.get(f"{verb}_error", 0)):
+        raise Unavailable(f"{verb} fails by order", cause="runtime")

@@ -58,6 +58,7 @@ class Shell:
     env: dict[str, str] = field(default_factory=dict)
     cwd: str = "/"
     changed: bool = False
+    rest: Callable[[float], Awaitable[None]] = asyncio.sleep
     background: set[asyncio.Future[int]] = field(default_factory=set)
 
     async def run(self, argv: list[str]) -> int:
@@ -234,7 +235,7 @@ async def _wait(shell: Shell, args: list[str]) -> int:
 
 
 async def _sleep(shell: Shell, args: list[str]) -> int:
-    await asyncio.sleep(float(args[0]) if args else 0.0)
+    await shell.rest(float(args[0]) if args else 0.0)
     return 0
 
 

@@ -241,7 +241,7 @@ def test_records_are_the_same_however_they_are_cut(
 
 
 async def test_who_answers_no_question_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.edge.agent.client.LISTING_S", 0.01)
+    monkeypatch.setattr("services.edge.agent.client.ANSWER_S", 0.01)
     client, _ = connected()
     with pytest.raises(Unavailable):
         await resume_command(client, "key", Recorder())  # type: ignore[arg-type]

@@ -43,20 +43,14 @@ def test_a_repeated_pause_is_not_done_again() -> None:
 seconds = st.none() | st.floats(0.1, 1e6)
 
 
-@given(
-    seconds, seconds, st.floats(0, 1e6), st.floats(0, 1e6), st.booleans(), st.booleans()
-)
+@given(seconds, seconds, st.floats(0, 1e6), st.floats(0, 1e6), st.booleans())
 def test_time_is_up_exactly_when_it_is(
-    idle_s: float | None, deadline_s: float | None, age: float, rest: float, busy: bool,
-    running: bool,
-) -> None:  # fmt: skip
-    now = 2e6
-    due = rules.due(
-        rules.Times(idle_s, deadline_s), now=now, started_at=now - age, active_at=now - rest,
-        busy=busy, running=running,
-    )  # fmt: skip
-    over = deadline_s is not None and now - age + deadline_s - now <= 0
-    idle = idle_s is not None and running and not busy and now - rest + idle_s - now <= 0
+    idle_s: float | None, deadline_s: float | None, age: float, rest: float, running: bool
+) -> None:
+    times = rules.Times(idle_s, deadline_s)
+    due = rules.due(times, age_s=age, idle_s=rest, running=running)
+    over = deadline_s is not None and age >= deadline_s
+    idle = idle_s is not None and running and rest >= idle_s
     assert due.cause == ("deadline" if over else "idle_timeout" if idle else None)
     if due.cause is None and due.wait_s is not None:
         assert due.wait_s > 0
@@ -66,8 +60,13 @@ def test_time_is_up_exactly_when_it_is(
 
 def test_zero_removes_a_limit_and_none_keeps_it() -> None:
     times = rules.Times(10.0, 20.0)
-    assert times.changed(None, None) == times
-    assert times.changed(0.0, 30.0) == rules.Times(None, 30.0)
+    assert times.renewed(None, None, age_s=5.0) == times
+    assert times.renewed(0.0, None, age_s=5.0) == rules.Times(None, 20.0)
+    assert times.renewed(None, 0.0, age_s=5.0) == rules.Times(10.0, None)
+
+
+def test_a_new_deadline_counts_from_now() -> None:
+    assert rules.Times(10.0, 20.0).renewed(3.0, 30.0, age_s=19.0) == rules.Times(3.0, 49.0)
 
 
 @pytest.mark.parametrize("code", sorted(BY_CODE))
@@ -102,14 +101,14 @@ REPORT = BackendReport(True, features={"a": Feature(True), "b": Feature(False, "
     ],
 )
 def test_what_cannot_be_honoured_is_named(spec: SandboxSpec, field: str | None) -> None:
-    error = rules.check_spec(spec, REPORT, pausable=False)
+    error = rules.check_spec(spec, REPORT)
     assert (error.field if error else None) == field
 
 
 def test_the_reason_of_a_missing_enforcer_is_told() -> None:
-    error = rules.check_spec(SandboxSpec(require=["b"]), REPORT, pausable=False)
+    error = rules.check_spec(SandboxSpec(require=["b"]), REPORT)
     assert isinstance(error, PolicyDenied) and "no bpf" in error.message
-    broken = rules.check_spec(SandboxSpec(), BackendReport(False, "no engine"), pausable=True)
+    broken = rules.check_spec(SandboxSpec(), BackendReport(False, "no engine"))
     assert broken is not None and "no engine" in broken.message
 
 

@@ -1,0 +1,54 @@
+"""What counts as activity of a sandbox.
+
+Owns: which operations run in it, when the last one ended. Does not own: what idleness
+leads to (:mod:`services.edge.rules`, the actor).
+
+Idleness is measured on the sandbox's own clock, so paused time is none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.edge.runclock import RunClock
+from shared.errors import DsecError
+
+Abort = Callable[[DsecError], None]
+
+
+class Activity:
+    """Of one sandbox, by ``clock``."""
+
+    def __init__(self, clock: RunClock) -> None:
+        self._clock = clock
+        self._busy: dict[object, Abort] = {}
+        self.at = clock.now()
+
+    def touch(self) -> None:
+        """Something was done."""
+        self.at = self._clock.now()
+
+    def enter(self, key: object, abort: Abort) -> None:
+        """An operation begins: activity until :meth:`leave`. ``abort`` ends it early."""
+        self._busy[key] = abort
+        self.touch()
+
+    def leave(self, key: object) -> None:
+        """The operation has ended."""
+        self._busy.pop(key, None)
+        self.touch()
+
+    def abort(self, error: DsecError) -> None:
+        """Ends every operation."""
+        for abort in list(self._busy.values()):
+            abort(error)
+
+    @property
+    def count(self) -> int:
+        """Operations that run."""
+        return len(self._busy)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last activity."""
+        return 0.0 if self._busy else max(0.0, self._clock.now() - self.at)

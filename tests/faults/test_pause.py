@@ -1,0 +1,222 @@
+"""Faults of pause, idleness and time limits: on the whole system, through the client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from libdsec import Conflict, Sandbox, SandboxDied, Unavailable
+from tests.e2e.conftest import until
+from tests.faults.conftest import CREATE_S, World, container_args, fake_args
+
+
+async def shown(box: Sandbox) -> str:
+    """Its state as anybody reads it."""
+    return (await box.info()).state
+
+
+async def until_state(box: Sandbox, state: str) -> None:
+    async def reached() -> bool:
+        return await shown(box) == state
+
+    await until(reached, within_s=15, what=state)
+
+
+async def test_changes_survive_every_pause(box: Sandbox) -> None:
+    """(L08)"""
+    for i in range(5):
+        await box.files.write(f"/w/{i}", f"content {i}")
+        await box.pause()
+        assert await shown(box) == "paused"
+        await box.resume()
+        for n in range(i + 1):
+            assert await box.files.read(f"/w/{n}", text=True) == f"content {n}"
+
+
+async def test_a_resume_right_after_a_pause_is_one(box: Sandbox) -> None:
+    """(L11)"""
+    for i in range(20):
+        await box.pause()
+        if i % 2:
+            await box.resume()
+        assert (await box.exec(f"echo {i}")).stdout == f"{i}\n".encode()
+    assert await shown(box) == "running"
+
+
+async def test_a_resume_that_overtakes_a_pause_is_no_loss(box: Sandbox) -> None:
+    """(L11)"""
+    for _ in range(5):
+        both = await asyncio.gather(box.pause(), box.resume(), return_exceptions=True)
+        assert all(r is None or isinstance(r, Conflict) for r in both), both
+        assert (await box.exec("echo on")).stdout == b"on\n"
+
+
+async def test_any_operation_resumes_and_processes_live_on(box: Sandbox) -> None:
+    shell = "i=0; while sleep 0.05; do i=$((i+1)); echo $i >/tmp/c; mv /tmp/c /tmp/count; done"
+    ticking = await box.spawn(shell)
+    await box.run_shell("cd /tmp; x=kept")
+    operations = (
+        lambda: box.exec("true"),
+        lambda: box.files.write("/tmp/new", b"x"),
+        lambda: box.files.list("/tmp"),
+        lambda: box.run_shell("test $x = kept"),
+        lambda: ticking.signal("CONT"),
+    )
+    for operation in operations:
+        await box.pause()
+        before = (await box.info()).state
+        await operation()
+        await until_state(box, "running")
+        assert before == "paused"
+    first = int(await box.files.read("/tmp/count"))
+    await asyncio.sleep(0.5)
+    assert int(await box.files.read("/tmp/count")) > first
+    await ticking.kill()
+
+
+async def test_a_terminal_and_a_connection_live_on(box: Sandbox) -> None:
+    await box.exec("(nc -ll -p 7100 -e cat </dev/null >/dev/null 2>&1 &)")
+    connection = await box.connect(7100, wait=5)
+    terminal = await box.spawn("sh", pty=(24, 80))
+    seen = b""
+    for n in range(3):
+        await box.pause()
+        await terminal.write(f"echo said$(({n}+1))\n")
+        while f"said{n + 1}".encode() not in seen:
+            seen += await asyncio.wait_for(anext(aiter(terminal.stdout)), 10)
+        await box.pause()
+        await connection.write(b"ping")
+        assert await asyncio.wait_for(connection.read(), 10) == b"ping"
+    await box.pause()
+    again = await box.connect(7100)
+    await again.write(b"new")
+    assert await asyncio.wait_for(again.read(), 10) == b"new"
+    await again.abort()
+    await connection.abort()
+    await terminal.kill()
+
+
+async def test_many_at_once_resume_it_once(world: World, box: Sandbox) -> None:
+    await box.pause()
+    seen: list[str] = []
+
+    async def listen() -> None:
+        async for event in world.client.events():
+            if event.uid == box.uid:
+                seen.append(event.state)
+
+    listening = asyncio.ensure_future(listen())
+    await asyncio.sleep(0.3)
+    results = await asyncio.gather(*(box.exec(f"echo {n}") for n in range(20)))
+    assert [r.stdout for r in results] == [f"{n}\n".encode() for n in range(20)]
+    await until_state(box, "running")
+    await asyncio.sleep(0.2)
+    listening.cancel()
+    assert seen == ["running"]
+
+
+async def test_a_command_of_a_paused_sandbox_has_its_whole_time_afterwards(box: Sandbox) -> None:
+    running = asyncio.ensure_future(box.exec("sleep 0.8; echo done", timeout=1.6, idle_timeout=1.5))
+    await asyncio.sleep(0.3)
+    await box.pause()
+    await asyncio.sleep(2.0)
+    assert not running.done()
+    await box.resume()
+    result = await running
+    assert (result.stdout, result.timed_out) == (b"done\n", False)
+    assert result.duration_s < 1.6
+
+
+async def test_listing_info_and_metrics_show_it_and_wake_nothing(
+    world: World, box: Sandbox
+) -> None:
+    await box.pause()
+    listed = {s.uid: s.state async for s in world.client.list()}
+    assert listed[box.uid] == "paused"
+    info = await box.info()
+    assert info.state == "paused" and info.usage["memory_bytes"] > 0
+    assert (await box.metrics())["pids"] > 0
+    assert await shown(box) == "paused"
+    await box.resume()
+
+
+async def test_a_failed_resume_blocks_nothing(world: World) -> None:
+    """(L12)"""
+    async with await world.client.create(fake_args(resume_error=1)) as box:
+        await box.pause()
+        with pytest.raises(Unavailable):
+            await box.resume()
+        assert await shown(box) == "paused"
+        await box.resume()
+        assert await shown(box) == "running"
+    again = await world.client.create(fake_args(resume_error=9))
+    await again.pause()
+    with pytest.raises(Unavailable):
+        await again.resume()
+    await asyncio.wait_for(again.stop(), 10)
+
+
+async def test_an_edge_that_dies_keeps_a_pause(world: World) -> None:
+    """(L14, L15)"""
+    args = container_args()
+    async with await world.client.run_container(args, timeout=CREATE_S) as box:
+        await box.run_shell("x=kept")
+        await box.pause()
+        await world.system.restart(world.edge)
+        await until_state(box, "paused")
+        assert (await box.run_shell("echo $x")).stdout == b"kept\n"
+        await world.system.restart(world.edge)
+        await until_state(box, "running")
+        assert (await box.run_shell("echo $x")).stdout == b"kept\n"
+
+
+async def test_idle_containers_pause_and_come_back(world: World) -> None:
+    """(L10, L19)"""
+    args = container_args(ttl_running_stop=0.8, on_timeout="pause")
+    async with await world.client.run_container(args, timeout=CREATE_S) as box:
+        for n in range(3):
+            await until_state(box, "paused")
+            assert (await box.exec(f"echo {n}")).stdout == f"{n}\n".encode()
+        for n in range(6):
+            await asyncio.sleep(0.79 + n % 3 * 0.01)
+            assert (await box.exec(f"echo {n}")).stdout == f"{n}\n".encode()
+
+
+async def test_a_command_that_nobody_follows_is_activity(world: World) -> None:
+    args = container_args(ttl_running_stop=1.0)
+    box = await world.client.run_container(args, timeout=CREATE_S)
+    command = asyncio.ensure_future(box.exec("sleep 3; echo done >/tmp/done; sleep 2"))
+    await asyncio.sleep(0.5)
+    await world.system.restart(world.edge)
+    result = await command
+    assert result.exit_code == 0
+    with pytest.raises(SandboxDied) as caught:
+        await asyncio.sleep(3)
+        await box.exec("true")
+    assert caught.value.cause == "idle_timeout"
+
+
+async def test_a_deadline_ends_a_paused_container(world: World) -> None:
+    """(L17)"""
+    args = container_args(deadline_s=60.0)
+    box = await world.client.run_container(args, timeout=CREATE_S)
+    await box.pause()
+    began = time.monotonic()
+    await box.set_timeout(deadline_s=1.0)
+    await until_state(box, "stopped")
+    assert 0.9 < time.monotonic() - began < 10
+    with pytest.raises(SandboxDied) as caught:
+        await box.exec("true")
+    assert caught.value.cause == "deadline"
+
+
+async def test_a_paused_container_is_stopped_at_once(world: World) -> None:
+    """(L06)"""
+    for grace_s in (0.0, 0.5):
+        box = await world.client.run_container(container_args(), timeout=CREATE_S)
+        await box.spawn("sleep 1000")
+        await box.pause()
+        await asyncio.wait_for(box.stop(grace_s=grace_s), 10)
+        assert await shown(box) == "stopped"
