@@ -10,6 +10,7 @@ from bench.harness import emit
 
 BENCHES = {
     "create": ("bench.create", "warm create to first exec, beside Docker's run and exec"),
+    "image": ("bench.image", "first exec in a cold image, beside a full fetch and docker load"),
     "pause": ("bench.pause", "pause, reclaim and resume, beside Docker's pause"),
     "exec": ("bench.execs", "`true` in a running sandbox, beside docker exec"),
 }

@@ -113,3 +113,17 @@ class ResolveReply(Versioned, frozen=True):
     """One answer per item, in order."""
 
     items: list[Resolved]
+
+
+class LayerUseQuery(Versioned, frozen=True):
+    """imagesvc → scheduler, ``dsec.rpc.v1.scheduler.layers``: which of these layers do
+    living sandboxes need?"""
+
+    digests: Annotated[list[str], Meta(max_length=1000)]
+
+
+class LayerUse(Versioned, frozen=True):
+    """Those of the digests asked about that a sandbox was started from which lives, or
+    may live on a node that was lost not long ago."""
+
+    used: list[str]

@@ -291,6 +291,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "forwarded reads"),
     Subject("dsec.rpc.v1.scheduler.nodes", "core", "auth|burst", ("scheduler",), "IamQuery",
             "the fleet"),
+    Subject("dsec.rpc.v1.scheduler.layers", "core", "imagesvc", ("scheduler",),
+            "LayerUseQuery", "layers of living sandboxes"),
     Subject("dsec.rpc.v1.imagesvc.resolve", "core", "scheduler", ("imagesvc",),
             "ResolveRequest", "names to layers"),
     Subject("dsec.rpc.v1.imagesvc.images", "core", "auth", ("imagesvc",), "ImageQuery",

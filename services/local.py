@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
 CONTROL = ("auth", "scheduler", "imagesvc", "audit", "burst")
 """In the order in which they start; they end in the reverse of it."""
+MODULES = {"layers": "edge.layers"}
+"""Where a process is not called as its module is."""
 ALIVE = sorted(set(lifecycle.STATES) - lifecycle.TERMINAL)
 CLEARED_S, CLEARED_LOOK_S = 60.0, 0.1
 """Longest wait until one that was killed on the same state is tidied up after."""
@@ -176,6 +178,8 @@ class LocalSystem:
             f"edge-{node}": common.edge(node, self._access.node_keys[node], self.options.drivers)
             for node in self._nodes()
         }
+        if common.remote_store:
+            await self._launch({"layers": common.layers()})
         if not self.options.keep_sandboxes:
             self._keep(edges)
         await self._launch(edges)
@@ -203,7 +207,7 @@ class LocalSystem:
 
     def _child(self, name: str, env: Mapping[str, str]) -> Supervised:
         port = free_port()
-        module = "edge" if name.startswith("edge-") else name
+        module = "edge" if name.startswith("edge-") else MODULES.get(name, name)
         logs = self.state_dir / "logs"
         logs.mkdir(exist_ok=True)
         child = Supervised(

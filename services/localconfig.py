@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from devstack import Endpoints
 from devstack.process import StartError
+from shared.blobs.opening import is_remote
 from shared.migrate import service_dsn
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Common:
             }
         if name == "imagesvc":
             env["DSEC_STATE_DIR"] = str(self.state_dir / "imagesvc")
+            env["DSEC_IMAGE_SCRATCH"] = str(self.state_dir / "imagesvc/scratch")
             env["DSEC_IMAGE_ROOTS"] = ":".join(str(root) for root in self.options.image_roots)
         return env | dict(self.options.env)
 
@@ -117,8 +119,20 @@ class Common:
             "DSEC_NATS_TOKEN": key,
             "DSEC_DRIVERS": ",".join(drivers),
             "DSEC_STATE_DIR": str(self.state_dir / "nodes" / node),
+            "DSEC_LAYERS_DIR": str(self.state_dir / "layers"),
         }
         return env | dict(self.options.env)
+
+
+    @property
+    def remote_store(self) -> bool:
+        """Whether nodes fetch layers, by way of a layer service."""
+        return is_remote((self._base() | dict(self.options.env))["DSEC_STORE_URL"])
+
+    def layers(self) -> dict[str, str]:
+        """The environment of the machine's layer service: the store and nothing else."""
+        env = {k: v for k, v in self._base().items() if not k.startswith("DSEC_NATS")}
+        return env | {"DSEC_LAYERS_DIR": str(self.state_dir / "layers")} | dict(self.options.env)
 
 
 async def migrate(admin_dsn: str, passwords: Mapping[str, str]) -> dict[str, str]:

@@ -23,11 +23,14 @@ from services.edge.drivers.base import Driver
 from services.edge.handlers import Commands
 from services.edge.heartbeat import Presence
 from services.edge.journal import Journal
-from services.edge.layers.locate import Locator
+from services.edge.layers.client import LayerService
+from services.edge.layers.locate import locator
+from services.edge.layers.watch import Watch
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
+from shared.blobs.opening import is_remote
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.consumer import BatchConsumer
@@ -55,11 +58,13 @@ class Edge:
         self.observer = Observer(
             node=settings.node, epoch=self.epoch, link=self.link, journal=self.journal
         )
+        layers = LayerService(settings.layers_path)
+        self.watch = Watch(layers, node=settings.node, link=self.link)
         self.meter = probe.Meter(settings.state_path)
         limits = probe.limits(settings)
         self.supervisor = Supervisor(
             drivers(settings), journal=self.journal, observer=self.observer,
-            locator=Locator(settings.store_url), clock=clock,
+            locator=locator(settings.store_url, layers), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
                 stop_timeout_s=settings.stop_timeout_s,
@@ -88,6 +93,7 @@ class Edge:
         if self.settings.health_port:
             await self.health.serve(self.settings.health_port)
         stopping = asyncio.ensure_future(stop.wait())
+        watching = asyncio.ensure_future(self._watched())
         try:
             while not stop.is_set():
                 connected = asyncio.ensure_future(self._connected())
@@ -99,9 +105,15 @@ class Edge:
                     await connected
         finally:
             stopping.cancel()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
             await self.supervisor.close()
             await self.health.close()
             self._lock.close()
+
+    async def _watched(self) -> None:
+        if is_remote(self.settings.store_url):
+            await self.watch.run()
 
     async def _connected(self) -> None:
         """One connection, from its making to its end for good."""

@@ -23,6 +23,7 @@ class Settings(Common, kw_only=True):
     state_dir: str = "/var/lib/dsec/edge"
     drivers: str = "container"
     store_url: str = "file:///var/lib/dsec/store"
+    layers_dir: str = "/var/lib/dsec/layers"
     pool: str = "onprem"
 
     capacity_cores: float | None = None
@@ -49,8 +50,8 @@ class Settings(Common, kw_only=True):
             raise InvalidRequest(f"DSEC_NODE: {self.node!r} is not a token", field="node")
         if self.pool not in ("onprem", "cloud"):
             raise InvalidRequest("DSEC_POOL: onprem or cloud", field="pool")
-        if not self.store_url.startswith("file://"):
-            raise InvalidRequest("DSEC_STORE_URL: file:///path", field="store_url")
+        if not self.store_url.startswith(("file:///", "s3://")):
+            raise InvalidRequest("DSEC_STORE_URL: file:///path or s3://…", field="store_url")
         if not self.driver_names:
             raise InvalidRequest("DSEC_DRIVERS: at least one driver", field="drivers")
 
@@ -64,6 +65,11 @@ class Settings(Common, kw_only=True):
     def state_path(self) -> Path:
         """Where the journal and the drivers' state live."""
         return Path(self.state_dir)
+
+    @property
+    def layers_path(self) -> Path:
+        """The folder of the layer service, for a remote store."""
+        return Path(self.layers_dir)
 
     @property
     def principal(self) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from pathlib import Path
 
 from schemas.image import ImageQuery, ResolveRequest
 from schemas.subjects import durable, rpc
 from services.imagesvc import store
-from services.imagesvc.blobstore import open_store
+from services.imagesvc.collector import Collector
 from services.imagesvc.engine import DockerEngine
 from services.imagesvc.handlers import Handlers
 from services.imagesvc.importer import Importer, ImportLimits
 from services.imagesvc.settings import Settings
+from shared.blobs.opening import open_store
 from shared.bus import Bus
 from shared.consumer import BatchConsumer
 from shared.db import Database
@@ -33,7 +35,7 @@ class App:
         self.settings = settings
         self.bus = Bus(settings, "imagesvc")
         self.db = Database(settings.pg_dsn, "imagesvc")
-        self.blobs = open_store(settings.store_url)
+        self.blobs = open_store(settings, scratch=Path(settings.image_scratch))
         self.importer = Importer(
             self.blobs,
             engine=DockerEngine(base_url=settings.image_docker_url)
@@ -56,6 +58,10 @@ class App:
             for _ in range(settings.image_commands)
         ]
         self.health = Health("imagesvc")
+        self.collector = Collector(settings, self.bus, self.db, self.blobs)
+        self.collecting = Periodic(
+            "collect layers", self.collector.collect, every_s=settings.image_gc_s, at_once=False
+        )
         self.pruning = Periodic("prune requests", self.prune, every_s=settings.image_prune_s)
         self.bus.answer(
             rpc("imagesvc", "resolve"), ResolveRequest, self.handlers.resolve, queue=QUEUE
@@ -71,6 +77,7 @@ class App:
         for consumer in (self.quick, *self.imports):
             consumer.start()
         self.pruning.start()
+        self.collecting.start()
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
         self.health.add("quick", self.quick.check)
@@ -81,6 +88,7 @@ class App:
     async def close(self) -> None:
         """Ends; an import at hand is broken off and comes again after the next start."""
         await self.health.close()
+        await self.collecting.close()
         await self.pruning.close()
         await asyncio.gather(*(c.close() for c in (self.quick, *self.imports)))
         await self.bus.close()
@@ -94,7 +102,7 @@ class App:
 
     async def _check_store(self) -> None:
         if not await asyncio.to_thread(self.blobs.ready):
-            raise Unavailable(f"{self.settings.store_url} is not writable")
+            raise Unavailable(f"{self.settings.store_url} does not answer or is not writable")
 
     async def prune(self) -> int:
         """Forgets old requests, in small transactions; returns how many."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 
 from services.imagesvc.erofs_format import BLOCK_BYTES, HOLE
+from shared.blobs.layout import DATA_CHUNK_BYTES
 from shared.errors import Unsupported
 
-DATA_CHUNK_BYTES = 256 * 1024
 FLUSH_BYTES = 16 * DATA_CHUNK_BYTES
 BLOCKS_MAX = HOLE - 1
 

@@ -3,7 +3,7 @@
 Owns: reading a tree's contents once, block placement, sharing of equal files,
 holes, the blob's chunk digests, the layer's digest, the check of the result.
 Does not own: the format (:mod:`services.imagesvc.erofs_format`), where layers are
-kept (:mod:`services.imagesvc.blobstore`).
+kept (:mod:`shared.blobs`).
 
 The metadata image is written here instead of by ``mkfs.erofs``: version 1.5 reads
 only unpacked trees, so that each archive would be written to disk twice, and its
@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from services.imagesvc import verify as verification
 from services.imagesvc.datablob import DataBlob
 from services.imagesvc.erofs_format import BLOCK_BYTES, HOLE, Placement, encode
 from services.imagesvc.layertree import Inode, unique_inodes
+from shared.blobs.layout import CHUNKS_NAME, DATA_NAME, META_NAME, LayerFiles
 from shared.errors import InvalidRequest, Unsupported
 
-META_NAME, DATA_NAME, CHUNKS_NAME = "meta.erofs", "data.blob", "chunks.sha256"
 INLINE_MAX_BYTES = 1024  # smaller files live in the metadata, which nodes have locally
 SHARED_MAX_BYTES = verification.DIGESTED_WHOLE_MAX_BYTES  # equal files up to this: stored once
 READ_BYTES = 1024 * 1024
@@ -32,29 +31,6 @@ CHUNKS_PER_FILE_MAX = 16384  # of a sparse file; bounds its index to 128 KiB
 
 Progress = Callable[[int], None]
 """Called with the bytes done since the last call; may raise to cancel."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerFiles:
-    """A finished layer: ``digest`` (hex) is the SHA-256 of the metadata image.
-
-    The image carries ``data_digest``: the SHA-256 over the SHA-256 digests of the
-    blob's chunks (256 KiB, see :class:`DataBlob`), which ``chunks_path`` lists (32
-    bytes each). ``data_path`` is ``None`` where all contents are in the metadata.
-    """
-
-    digest: str
-    meta_path: Path
-    data_path: Path | None
-    chunks_path: Path | None
-    meta_bytes: int
-    data_bytes: int
-    data_digest: str
-    entries: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.meta_bytes + self.data_bytes
 
 
 def build_layer(

@@ -16,6 +16,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from schemas.base import BadMessage, decode, encode
 from schemas.image import (
@@ -30,11 +31,12 @@ from schemas.image import (
     ResolveRequest,
 )
 from schemas.subjects import evt
-from services.imagesvc import environments, intake, store
+from services.imagesvc import environments, intake, leases, store
 from services.imagesvc.importer import Importer, ImportProgress, ImportResult
 from services.imagesvc.names import ImageName, parse_name
 from services.imagesvc.settings import Settings
 from shared import telemetry
+from shared.blobs.layout import LayerFiles
 from shared.bus import Bus, Incoming, Outgoing
 from shared.consumer import Received
 from shared.db import Database
@@ -158,7 +160,9 @@ class Handlers:
             name = parse_name(create.name)
             request = intake.import_request(create, roots=self._settings.image_roots)
             async with self._reported(task) as report:
-                result = await self._importer.run(request, progress=report)
+                result = await self._importer.run(
+                    request, progress=report, keep=partial(self._lease, task)
+                )
         except DsecError as error:
             # an import that failed for want of room or an engine may be asked for again
             return await self._answer(task, _refused(task, error), keep=not error.retryable)
@@ -167,6 +171,12 @@ class Handlers:
             internal = Internal(f"{type(error).__name__} while importing")
             return await self._answer(task, _refused(task, internal), keep=False)
         return await self._register(task, create, name, result)
+
+    async def _lease(self, task: Task, layers: Sequence[LayerFiles]) -> None:
+        async with self._db.transaction() as connection:
+            await leases.take(
+                connection, layers, holder=task.request_id, seconds=self._settings.image_lease_s
+            )
 
     async def _register(
         self, task: Task, create: ImageCreate, name: ImageName, result: ImportResult
@@ -183,6 +193,7 @@ class Handlers:
                 )  # fmt: skip
                 image = (await store.images(connection, [key]))[key]
                 reply = _answer(task, image)
+            await leases.give_back(connection, task.request_id)
             await store.answer(connection, key[0], task.request_id, sha256=task.sha256, reply=reply)
         return reply
 

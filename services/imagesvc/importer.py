@@ -11,10 +11,11 @@ import asyncio
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -22,13 +23,14 @@ from schemas.image import Kind
 from schemas.sandbox import ImageConfig
 from services.imagesvc import gitlayer
 from services.imagesvc.archive import ArchiveImage, DirectoryMembers, TarMembers, find_image
-from services.imagesvc.blobstore import BlobStore, LayerManifest
 from services.imagesvc.collapse import COLLAPSE_MAX_BYTES, Collapser
 from services.imagesvc.dirlayer import DirectoryLayer
 from services.imagesvc.erofs import build_layer
 from services.imagesvc.layertree import Inode, nested, owned_by, stored_bytes, unique_inodes
 from services.imagesvc.spool import Spool
 from services.imagesvc.tarlayer import FileRange, read_tar
+from shared.blobs.base import BlobStore
+from shared.blobs.layout import LayerFiles, LayerManifest
 from shared.errors import InvalidRequest, Unsupported
 
 Stage = Literal["reading", "writing", "storing"]
@@ -161,9 +163,10 @@ class Importer:
         self._small = ThreadPoolExecutor(1, thread_name_prefix="small import")
 
     async def run(
-        self, request: ImportRequest, *, progress: Callable[[ImportProgress], None] | None = None
-    ) -> ImportResult:
-        """As :meth:`run_blocking`, in a thread; ``progress`` is called on the event loop.
+        self, request: ImportRequest, *, progress: Callable[[ImportProgress], None] | None = None,
+        keep: Callable[[Sequence[LayerFiles]], Awaitable[None]] | None = None,
+    ) -> ImportResult:  # fmt: skip
+        """As :meth:`run_blocking`, in a thread; ``progress`` and ``keep`` run on the event loop.
 
         When cancelled the thread stops at its next step and cleans up after itself.
         """
@@ -176,9 +179,19 @@ class Importer:
             if progress is not None:
                 loop.call_soon_threadsafe(progress, state)
 
+        def kept(files: Sequence[LayerFiles]) -> None:
+            async def wait() -> None:
+                if keep is not None:
+                    await keep(files)
+
+            asyncio.run_coroutine_threadsafe(wait(), loop).result()
+
         small = await asyncio.to_thread(is_small, request.source, self._limits.small_bytes)
         pool = self._small if small else self._pool
-        work = loop.run_in_executor(pool, self._guarded, request, report, cancelled)
+        blocking = partial(
+            self.run_blocking, request, progress=report, keep=kept, cancelled=cancelled.is_set
+        )
+        work = loop.run_in_executor(pool, blocking)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -186,29 +199,23 @@ class Importer:
             await asyncio.gather(work, return_exceptions=True)
             raise
 
-    def _guarded(
-        self,
-        request: ImportRequest,
-        report: Callable[[ImportProgress], None],
-        cancelled: threading.Event,
-    ) -> ImportResult:
-        if cancelled.is_set():
-            raise _Cancelled
-        return self.run_blocking(request, progress=report, cancelled=cancelled.is_set)
-
     def run_blocking(
         self,
         request: ImportRequest,
         *,
         progress: Callable[[ImportProgress], None] | None = None,
+        keep: Callable[[Sequence[LayerFiles]], None] = lambda files: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> ImportResult:
-        """Import and return what was stored.
+        """Import and return what was stored. ``keep`` is told of the finished layers
+        before the first is stored, so that collection leaves them alone.
 
         Raises :class:`InvalidRequest`, :class:`Unsupported`, ``NotFound``,
         ``Conflict`` (the source changed), ``Unavailable`` (disk, engine) or
         ``Internal`` (the result differs from the source); nothing is stored then.
         """
+        if cancelled():
+            raise _Cancelled
         meter = _Meter(progress, cancelled)
         with self._store.workspace() as work, ExitStack() as stack:
             spool = stack.enter_context(
@@ -230,6 +237,7 @@ class Importer:
                 built.append(build_layer(root, folder, verify=self._verify, progress=meter.advance))
             reading.confirm()
             meter.start("storing", meter.total_bytes)
+            keep(built)
             stored = [self._store.put_layer(files) for files in built]
         return ImportResult(stored, config)
 

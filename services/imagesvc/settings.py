@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from shared.settings import Common
+from shared.blobs.opening import StoreSettings
 
 
-class Settings(Common, kw_only=True):
+class Settings(StoreSettings, kw_only=True):
     """From ``DSEC_<FIELD>``."""
 
     pg_dsn: str
-    store_url: str = "file:///var/lib/dsec/store"
-    """Where layers are kept; nodes read the same store."""
-
     image_roots: str = ""
     """Folders, divided by ``:``, below which clients may name paths to import. They
     must not be writable by those who may not read everything on this machine."""
@@ -19,6 +16,8 @@ class Settings(Common, kw_only=True):
     """The container engine for imports of local images; default: the environment's."""
     image_docker: bool = True
     """Whether local images of a container engine may be imported at all."""
+    image_scratch: str = "/var/lib/dsec/imagesvc/scratch"
+    """Work in progress of imports into a remote store: room for one image each."""
     image_verify: bool = True
     """Mount and compare every new layer: needs root and a kernel with EROFS."""
 
@@ -40,6 +39,13 @@ class Settings(Common, kw_only=True):
     """Images in one answer."""
     image_request_keep_s: float = 30 * 86_400.0
     """How long a request id is remembered."""
+    image_lease_s: float = 6 * 3_600.0
+    """How long storing an import's layers may take; then collection may have them."""
+    image_gc_s: float = 3_600.0
+    """Between rounds of garbage collection."""
+    image_gc_age_s: float = 24 * 3_600.0
+    """How long nothing must have needed a layer: far longer than from resolving an
+    image to its sandbox standing in the scheduler's table."""
     image_prune_s: float = 3_600.0
     """Between removals of old request ids."""
     image_prune_rows: int = 1_000

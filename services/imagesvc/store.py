@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 from sqlalchemy import RowMapping, text
@@ -11,9 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.image import ImageInfo, Kind
 from schemas.sandbox import ImageConfig, LayerRef
-from services.imagesvc.blobstore import LayerManifest
+from services.imagesvc import leases
 from services.imagesvc.environments import Key
 from services.imagesvc.names import ImageName
+from shared.blobs.layout import LayerManifest
 
 _SELECT = """
 select i.project, i.name, i.tag, i.kind, i.config, i.size_bytes,
@@ -81,20 +81,9 @@ async def register(
     layers: Sequence[LayerManifest],
     principal: str,
 ) -> None:
-    """Points a name to layers, whatever it pointed to before."""
-    await connection.execute(
-        text(
-            "insert into layer (digest, size_bytes, entries) "
-            "select * from unnest(cast(:d as text[]), cast(:s as bigint[]), cast(:e as bigint[])) "
-            "on conflict do nothing"
-        ),
-        {
-            "d": [one.digest for one in layers],
-            "s": [one.size_bytes for one in layers],
-            "e": [one.entries for one in layers],
-        },
-    )
+    """Points a name to layers under a lease, whatever it pointed to before."""
     where = _where(key)
+    await leases.no_longer_named(connection, where)
     await connection.execute(
         text(
             "insert into image (project, name, tag, kind, config, size_bytes, principal) "
@@ -125,14 +114,15 @@ async def register(
 
 
 async def remove(connection: AsyncConnection, key: Key) -> bool:
-    """Forgets a name; ``False`` where it was not there. Its layers stay."""
+    """Forgets a name; ``False`` where it was not there. Its layers stay for a while."""
+    await leases.no_longer_named(connection, _where(key))
     done = await connection.execute(
         text("delete from image where (project, name, tag) = (:project, :name, :tag)"), _where(key)
     )
     return bool(done.rowcount)
 
 
-def _where(key: Key) -> dict[str, Any]:
+def _where(key: Key) -> dict[str, str]:
     project, name = key
     return {"project": project, "name": name.name, "tag": name.tag}
 

@@ -1,7 +1,7 @@
 """The tables of imagesvc, which alone writes them.
 
 A name points to layers by digest; several names share layers. Layers stay in the
-store when a name goes: running sandboxes may need them.
+store when a name goes, because running sandboxes may need them, until collection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,21 @@ layer = Table(
     Column("size_bytes", BigInteger, nullable=False),
     Column("entries", BigInteger, nullable=False),
     _at(),
+    _at("used_at"),
+    Index("layer_used", "used_at"),
 )
+"""``used_at``: when a name last let go of it, or an import last wanted it."""
+
+lease = Table(
+    "lease",
+    metadata,
+    Column("holder", Text, primary_key=True),
+    Column("digest", Text, primary_key=True),
+    Column("until", DateTime(timezone=True), nullable=False),
+    ForeignKeyConstraint(["digest"], ["layer.digest"]),
+    Index("lease_digest", "digest"),
+)
+"""``holder`` is the request of an import that stores the layer."""
 
 image = Table(
     "image",

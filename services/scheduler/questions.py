@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from schemas.base import decode
 from schemas.iam import IamQuery
+from schemas.image import LayerUse, LayerUseQuery
 from schemas.node import JoinReply, JoinRequest, NodeInfo, NodeList, Resources
 from schemas.sandbox import ResolvedSpec, SandboxPage, SandboxQuery
 from schemas.subjects import EDGE_DURABLE
@@ -57,6 +58,14 @@ class Questions:
             sandboxes=[reads.info(r, specs.get((r.request_id or "", r.spec_idx))) for r in rows],
             next=rows[-1].uid if more else None,
         )
+
+    async def layers(self, query: LayerUseQuery, _: Incoming) -> LayerUse:
+        """Which layers must not be removed."""
+        async with self._db.transaction() as connection:
+            used = await reads.used_layers(
+                connection, query.digests, lost_s=self._settings.lost_layers_s
+            )
+        return LayerUse(used=used)
 
     async def nodes(self, _query: IamQuery, _: Incoming) -> NodeList:
         """The fleet: rows from the database, use from the load view."""

@@ -39,6 +39,26 @@ async def flag_missing(
     await connection.execute(_FLAG_MISSING, {"node": node, "live": list(live), "after": after_s})
 
 
+_USED_LAYERS = text(
+    "select distinct layer->>'digest' from ("
+    "  select distinct request_id, spec_idx from sandbox where request_id is not null"
+    "  and (state not in ('stopped', 'failed', 'rejected', 'lost')"
+    "       or state = 'lost' and changed_at > now() - make_interval(secs => :lost))"
+    ") s join spec on spec.request_id = s.request_id and spec.idx = s.spec_idx, "
+    "json_array_elements(convert_from(body, 'utf8')::json->'layers') as layer "
+    "where resolved and layer->>'digest' = any(cast(:digests as text[]))"
+)
+
+
+async def used_layers(
+    connection: AsyncConnection, digests: Sequence[str], *, lost_s: float
+) -> list[str]:
+    """Those of ``digests`` that living sandboxes have, or such as were lost in the last
+    ``lost_s`` seconds: their node may only be cut off."""
+    rows = await fetch(connection, _USED_LAYERS, digests=list(digests), lost=lost_s)
+    return [digest for (digest,) in rows]
+
+
 _QUERY = """
     and (cast(:project as text) is null or s.project = :project)
     and (cast(:uids as text[]) is null or s.uid = any(cast(:uids as text[])))

@@ -61,6 +61,8 @@ class Settings(Common, kw_only=True):
     """What a draining node's sandboxes get between the request and the kill."""
     topology_s: float = 15.0
     """Between looks at streams and durables, beside those after reconnects."""
+    lost_layers_s: float = 86_400.0
+    """Layers of sandboxes lost since are not collected: the node may only be cut off."""
     resolve_s: float = 4.0
     """Wait for imagesvc."""
     lease_late_s: float = 5.0

@@ -20,6 +20,7 @@ import pytest
 from devstack import Endpoints, Infra
 from shared.migrate import prepare
 from shared.settings import Common
+from tests.s3server import S3Server, s3_server
 
 T = TypeVar("T")
 PASSWORD = "of-a-test"
@@ -105,3 +106,10 @@ def dsn_of(stack: Stack, admin_dsn: str) -> Callable[[str], str]:
         return made[service]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3 server; tests keep apart by prefix."""
+    with s3_server() as server:
+        yield server

@@ -56,11 +56,13 @@ class BackendReport:
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One immutable read-only layer, present on this node. Paths are EROFS files:
-    ``meta`` (mountable) and ``data`` (its extra device, ``None`` when inline)."""
+    ``meta`` (mountable) and ``data`` (its extra device, ``None`` when inline).
+    ``origin``: the connection it is read through on demand, empty where it lies here."""
 
     digest: str
     meta: str
     data: str | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ class Resize:
 class ExecSpec:
     """One command. Exactly one of ``argv`` and ``shell`` is set; ``shell`` is run
     by ``/bin/sh -c`` (or as the next command of ``session`` when that is set).
-    ``timeout_s`` is enforced inside the sandbox and kills the whole tree.
+    ``timeout_s`` is enforced inside the sandbox and kills the whole tree, as does
+    ``idle_timeout_s`` after so long without output.
     ``output_limit_bytes`` is the budget of *each* stream: head and tail are kept,
     the middle is dropped and counted. ``pty`` puts the command on a controlling
     terminal of that size from its first moment on: its output is one stream
@@ -144,6 +147,7 @@ class ExecSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     timeout_s: float | None = None
+    idle_timeout_s: float | None = None
     output_limit_bytes: int = 10 * 1024 * 1024
     merge: bool = False
     stdin: bool = False

@@ -1,7 +1,7 @@
-"""From a layer's digest to its files, in a store that is a local folder.
+"""From a layer's digest to its files on this node.
 
-Owns: the folder's layout ``<root>/layers/<digest>/{meta.erofs,data.blob}``. Does not
-own: mounting, fetching from a remote store.
+Owns: the layout of a local folder, and which way a layer comes: mounted straight from a
+folder, or through the layer service from a remote store. Does not own: mounting, fetching.
 """
 
 from __future__ import annotations
@@ -10,33 +10,58 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from services.edge.drivers.base import Layer
-from shared.errors import InvalidRequest, NotFound
+from services.edge.layers.client import LayerService
+from shared.blobs import opening
+from shared.blobs.layout import DATA_NAME, META_NAME
+from shared.errors import NotFound
 
-META = "meta.erofs"
-DATA = "data.blob"
 MAX_KNOWN = 10_000
 """Layers remembered as present; a layer is immutable, so only its removal by garbage
 collection makes one stale, and then the driver's mount names it."""
+WAITING_MAX = 64
+"""Questions to the layer service at a time."""
 _DIGEST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9:_+.-]{0,255}\Z")
 
 
-class Locator:
-    """Finds layers. ``store_url`` is ``file:///path``."""
-
-    def __init__(self, store_url: str) -> None:
-        url = urlsplit(store_url)
-        if url.scheme != "file" or not url.path:
-            raise InvalidRequest(f"store {store_url!r} is not file:///path", field="store_url")
-        self._root = Path(unquote(url.path)) / "layers"
-        self._known: OrderedDict[str, Layer] = OrderedDict()
+class Locator(Protocol):
+    """Finds layers."""
 
     async def find(self, digests: Sequence[str]) -> list[Layer]:
         """The layers, in order. Raises ``NotFound`` (cause ``image``) for the first
-        that is not there."""
+        that is not there, ``Unavailable`` where the store does not answer."""
+        ...
+
+
+def locator(store_url: str, service: LayerService) -> Locator:
+    """How layers of the store at ``store_url`` are found."""
+    return RemoteLocator(service) if opening.is_remote(store_url) else FolderLocator(store_url)
+
+
+class RemoteLocator:
+    """Layers of a remote store, by way of the layer service."""
+
+    def __init__(self, service: LayerService) -> None:
+        self._service = service
+        # of its own: starts that wait for an absent store must hold up nothing else
+        self._threads = ThreadPoolExecutor(WAITING_MAX, thread_name_prefix="layers")
+
+    async def find(self, digests: Sequence[str]) -> list[Layer]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._service.prepare, digests)
+
+
+class FolderLocator:
+    """Layers of a folder. ``store_url`` is ``file:///path``."""
+
+    def __init__(self, store_url: str) -> None:
+        self._root = opening.folder(store_url) / "layers"
+        self._known: OrderedDict[str, Layer] = OrderedDict()
+
+    async def find(self, digests: Sequence[str]) -> list[Layer]:
         unknown = [d for d in digests if d not in self._known]
         if unknown:
             # a store on a network file system may block
@@ -53,7 +78,7 @@ class Locator:
     def _look(self, digest: str) -> Layer:
         folder = self._root / digest
         # a digest is a name of one folder, never a path
-        if not _DIGEST.match(digest) or not (folder / META).is_file():
+        if not _DIGEST.match(digest) or not (folder / META_NAME).is_file():
             raise NotFound(f"layer {digest} is not in the store", cause="image", is_infra=True)
-        data = folder / DATA
-        return Layer(digest, str(folder / META), str(data) if data.is_file() else None)
+        data = folder / DATA_NAME
+        return Layer(digest, str(folder / META_NAME), str(data) if data.is_file() else None)

@@ -35,7 +35,7 @@ class LayerMounts:
     mounted once."""
 
     def __init__(self, *, idle_max: int = 64) -> None:
-        self._held: dict[str, _Held] = {}
+        self._held: dict[tuple[str, str], _Held] = {}
         self._lock = threading.Lock()
         self._idle_max = idle_max
 
@@ -43,7 +43,7 @@ class LayerMounts:
         """The descriptor of the layer's mount, to be given back by :meth:`release`.
         Raises ``Unavailable`` (cause ``image``) when it cannot be mounted."""
         with self._lock:
-            held = self._held.setdefault(layer.digest, _Held(threading.Lock()))
+            held = self._held.setdefault(_key(layer), _Held(threading.Lock()))
             held.uses += 1
         try:
             with held.lock:
@@ -58,7 +58,7 @@ class LayerMounts:
 
     def release(self, layer: Layer) -> None:
         with self._lock:
-            held = self._held.get(layer.digest)
+            held = self._held.get(_key(layer))
             if held is not None:
                 held.uses -= 1
         self._trim(self._idle_max)
@@ -73,11 +73,15 @@ class LayerMounts:
     def _trim(self, keep: int) -> None:
         """Unused mounts stay warm up to a bound, the oldest go first."""
         with self._lock:
-            idle = [d for d, held in self._held.items() if held.uses <= 0]
-            for digest in idle[: max(0, len(idle) - keep)]:
-                held = self._held.pop(digest)
+            idle = [key for key, held in self._held.items() if held.uses <= 0]
+            for key in idle[: max(0, len(idle) - keep)]:
+                held = self._held.pop(key)
                 if held.fd >= 0:
                     os.close(held.fd)
+
+
+def _key(layer: Layer) -> tuple[str, str]:
+    return layer.digest, layer.origin  # another connection is another mount
 
 
 def mount_erofs(layer: Layer) -> int:
@@ -86,6 +90,9 @@ def mount_erofs(layer: Layer) -> int:
         fs.set("source", layer.meta)
         if layer.data is not None:
             fs.set("device", layer.data)
+        if layer.origin:
+            # its pages would be kept twice: as this file system's and as FUSE's
+            fs.set_flag("directio")
         fs.set_flag("ro")
         return fs.mount(kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NODEV)
 

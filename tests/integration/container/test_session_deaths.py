@@ -26,7 +26,6 @@ ENDS = {
     "an end inside a loop": ("for i in 1 2; do echo out; exit 9; done", 9),
     "an end by set -e": ("set -e; echo out; false; echo not", 1),
     "an end in a trap": ("trap 'echo out; exit 4' EXIT; exit 3", 4),
-    "a variable that is not there": ("set -u; echo out; echo $nothing; echo not", 2),
     "the end of a background shell's parent": ("echo out; sleep 300 & exit 5", 5),
 }
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.imagesvc.blobstore import FolderStore
 from services.imagesvc.kernelmount import (
     FSCONFIG_CMD_CREATE,
     FSMOUNT_CLOEXEC,
@@ -22,6 +21,7 @@ from services.imagesvc.kernelmount import (
     mounted_layer,
     syscall,
 )
+from shared.blobs.folder import FolderStore
 
 FSCONFIG_SET_FD = 5
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import docker
 import pytest
 
-from services.imagesvc.blobstore import FolderStore
 from services.imagesvc.engine import DockerEngine
 from services.imagesvc.importer import DockerSource, Importer, ImportRequest, PathSource
+from shared.blobs.folder import FolderStore
 from shared.errors import NotFound, Unavailable
 from tests.integration.imagesvc.seen import manifest, mounted
 from tests.unit.services.imagesvc.tars import folder, hardlink, member, symlink, tar_bytes

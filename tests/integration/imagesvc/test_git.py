@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.imagesvc.blobstore import FolderStore
 from services.imagesvc.importer import GitSource, Importer, ImportRequest
+from shared.blobs.folder import FolderStore
 from shared.errors import InvalidRequest, NotFound
 from tests.integration.imagesvc.seen import mounted
 

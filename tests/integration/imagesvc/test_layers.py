@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.imagesvc.blobstore import FolderStore
 from services.imagesvc.importer import Importer, ImportLimits, ImportRequest, PathSource
+from shared.blobs.folder import FolderStore
 from tests.integration.imagesvc.seen import Entry, manifest, mounted
 from tests.unit.services.imagesvc.tars import (
     Member,

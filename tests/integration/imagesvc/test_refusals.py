@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from services.imagesvc import erofs
-from services.imagesvc.blobstore import FolderStore
 from services.imagesvc.importer import (
     DockerSource,
     Importer,
@@ -25,6 +24,7 @@ from services.imagesvc.importer import (
     PathSource,
 )
 from services.imagesvc.layertree import Inode, LayerTree, unique_inodes
+from shared.blobs.folder import FolderStore
 from shared.errors import Conflict, DsecError, Internal, InvalidRequest, Unavailable, Unsupported
 from tests.integration.imagesvc.seen import open_files
 from tests.unit.services.imagesvc.tars import member, saved_image, tar_bytes
@@ -253,7 +253,7 @@ def test_a_killed_import_leaves_nothing_after_the_next_start(
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from services.imagesvc.blobstore import FolderStore\n"
+        "from shared.blobs.folder import FolderStore\n"
         "from services.imagesvc.importer import Importer, ImportRequest, PathSource\n"
         "def kill(state):\n"
         "    if state.done_bytes > 64 << 20: os.kill(os.getpid(), 9)\n"

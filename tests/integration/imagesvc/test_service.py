@@ -5,141 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import asyncpg
-import nats
 import pytest
-import pytest_asyncio
-from nats.aio.client import Client
 
-from devstack import Endpoints, Infra
 from schemas.base import HEADER_REPLY, decode, encode
 from schemas.image import (
     ImageCommand,
     ImageCreate,
-    ImageDelete,
     ImageQuery,
     ImageReply,
-    ResolveItem,
-    ResolveReply,
-    ResolveRequest,
 )
 from schemas.sandbox import ImageConfig
-from schemas.subjects import cmd, rpc
+from schemas.subjects import cmd
 from services.imagesvc.app import App
 from services.imagesvc.importer import ImportRequest, ImportResult, PathSource
-from services.imagesvc.settings import Settings
-from shared import ids, topology
-from shared.bus import unwrap
+from shared import ids
 from shared.db import Database
 from shared.errors import NotFound
-from shared.migrate import prepare
+from tests.integration.imagesvc.service import ANSWER_S, PROJECT, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
-
-ANSWER_S = 30.0
-PROJECT = "team"
-
-
-@dataclass
-class Stack:
-    ends: Endpoints
-    dsn: str
-    client: Client
-    folder: Path
-
-    def settings(self) -> Settings:
-        return Settings(
-            pg_dsn=self.dsn,
-            nats_url=self.ends.nats_url,
-            nats_user="imagesvc",
-            nats_password=self.ends.nats_users["imagesvc"],
-            store_url=f"file://{self.folder}/store",
-            image_roots=str(self.folder),
-            progress_s=0.02,
-            shutdown_s=5.0,
-        )
-
-    async def ask(self, message: ImageCommand) -> tuple[ImageReply, list[ImageReply]]:
-        """Stores a command; its answer and the progress told before it."""
-        inbox = self.client.new_inbox()
-        answers = await self.client.subscribe(inbox)
-        verb = "create" if message.create else "delete"
-        await self.client.jetstream().publish(
-            cmd("image", verb, message.project), encode(message), headers={HEADER_REPLY: inbox}
-        )
-        told: list[ImageReply] = []
-        while True:
-            reply = decode((await answers.next_msg(ANSWER_S)).data, ImageReply)
-            if reply.progress is None:
-                await answers.unsubscribe()
-                return reply, told
-            told.append(reply)
-
-    async def create(self, name: str, project: str = PROJECT, **fields: Any) -> ImageReply:
-        fields.setdefault("request_id", ids.new())
-        create = ImageCreate(name=name, **fields)
-        reply, _ = await self.ask(ImageCommand(project=project, principal="p", create=create))
-        return reply
-
-    async def delete(self, name: str) -> ImageReply:
-        delete = ImageDelete(request_id=ids.new(), name=name)
-        reply, _ = await self.ask(ImageCommand(project=PROJECT, principal="p", delete=delete))
-        return reply
-
-    async def question(self, verb: str, message: Any, type_: Any) -> Any:
-        answer = await self.client.request(rpc("imagesvc", verb), encode(message), timeout=10)
-        return unwrap(answer.data, type_)
-
-    async def resolve(self, *names: str, projects: tuple[str, ...] = (PROJECT,)) -> Any:
-        request = ResolveRequest(items=[ResolveItem(names=list(names), projects=list(projects))])
-        return (await self.question("resolve", request, ResolveReply)).items[0]
-
-    def tree(self, name: str, content: bytes = b"x", size: int = 1) -> str:
-        folder = self.folder / name
-        folder.mkdir()
-        (folder / "f").write_bytes(content * size)
-        return str(folder)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def infra(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Infra]:
-    made = Infra(tmp_path_factory.mktemp("infra"))
-    await made.start()
-    yield made
-    await made.stop()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def stack(infra: Infra, tmp_path: Path) -> AsyncIterator[Stack]:
-    """An empty schema, no commands, a folder of its own."""
-    ends = infra.endpoints
-    client = await nats.connect(ends.nats_url, user="auth", password=ends.nats_users["auth"])
-    try:
-        database = await asyncpg.connect(ends.pg_dsn_admin)
-        await database.execute("drop schema if exists imagesvc cascade")
-        await database.close()
-        dsns = await prepare(ends.pg_dsn_admin, {"imagesvc": "secret"})
-        await topology.declare(client.jetstream())
-        await client.jetstream().purge_stream("DSEC_CMD")
-        folder = tmp_path / "work"
-        folder.mkdir()
-        yield Stack(ends, dsns["imagesvc"], client, folder)
-    finally:
-        await client.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def app(stack: Stack) -> AsyncIterator[App]:
-    made = App(stack.settings())
-    await made.start()
-    yield made
-    await made.close()
-
 
 async def test_an_image_is_registered_resolved_listed_and_deleted(stack: Stack, app: App) -> None:
     config = ImageConfig(env={"A": "b"}, workdir="/w")

@@ -9,7 +9,7 @@ import pytest
 
 from schemas.base import WireError, decode, encode
 from schemas.bus import DeadLetter
-from schemas.image import Resolved, ResolveReply, ResolveRequest
+from schemas.image import LayerUse, LayerUseQuery, Resolved, ResolveReply, ResolveRequest
 from schemas.sandbox import ImageConfig, LayerRef, SandboxPage, SandboxQuery
 from schemas.subjects import DURABLES, STREAMS, cmd, durable, rpc
 from services.scheduler.app import App
@@ -262,3 +262,32 @@ async def test_health_tells_what_is_away(world: World) -> None:
         assert report["bus"] == "ok"
     finally:
         await world.infra.restart("postgres")
+
+
+LAYERS = ["sha256:py"]
+
+
+async def used(trainer: Trainer) -> list[str]:
+    query = encode(LayerUseQuery(digests=[*LAYERS, "sha256:other"]))
+    answer = await trainer.nc.request(rpc("scheduler", "layers"), query, timeout=5)
+    return sorted(decode(answer.data, LayerUse).used)
+
+
+async def test_layers_are_needed_while_a_sandbox_of_theirs_may_live(world: World) -> None:
+    """(I10)"""
+    await world.scheduler(lost_layers_s=3600, lost_grace_s=0.1)
+    edge = await world.edge("n1")
+    trainer = await world.trainer()
+
+    await ImageService().start(trainer)
+    assert await used(trainer) == []
+    first = await trainer.create(1, container_image="py", env={"ODD": "\\u0000"})
+    await trainer.settled(first)
+    assert await used(trainer) == LAYERS
+    await trainer.operate("stop", first)
+    assert await used(trainer) == []
+    second = await trainer.create(1, container_image="py")
+    await trainer.settled(second)
+    edge.beating = edge.taking = False
+    await eventually(lambda: trainer.states_told(second[0])[-1] == "lost", within_s=15)
+    assert await used(trainer) == LAYERS

@@ -13,7 +13,7 @@ from services.edge.drivers import registry
 from services.edge.drivers.base import Driver, Files, Pausable
 from services.edge.drivers.registry import DriverConfig
 from services.edge.finished import Finished
-from services.edge.layers.locate import Locator
+from services.edge.layers.locate import FolderLocator
 from services.edge.operation import Operation
 from services.edge.settings import Settings
 from shared.clock import FakeClock
@@ -37,7 +37,7 @@ def test_settings_come_from_the_environment() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("NODE", "N 1"), ("POOL", "moon"), ("STORE_URL", "s3://x"), ("DRIVERS", " , "),
+        ("NODE", "N 1"), ("POOL", "moon"), ("STORE_URL", "http://x"), ("DRIVERS", " , "),
         ("OVERCOMMIT_CPU", "much"), ("START_CONCURRENCY", "1.5"),
     ],
 )  # fmt: skip
@@ -66,7 +66,7 @@ async def test_layers_are_found_by_digest(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         for name in files:
             (folder / name).touch()
-    locator = Locator(f"file://{tmp_path}/a%20store")
+    locator = FolderLocator(f"file://{tmp_path}/a%20store")
     first, second = await locator.find(["sha256-aa", "sha256-bb"])
     root = tmp_path / "a store" / "layers"
     assert (first.meta, first.data) == (

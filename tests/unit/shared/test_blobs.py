@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from services.imagesvc.blobstore import FolderStore, disk_errors, open_store
-from services.imagesvc.erofs import LayerFiles
+from shared.blobs.folder import FolderStore
+from shared.blobs.layout import LayerFiles
+from shared.blobs.opening import StoreSettings, open_store
+from shared.blobs.scratch import disk_errors
 from shared.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 
 
@@ -32,7 +34,8 @@ def layer(work: Path, content: bytes = b"meta") -> LayerFiles:
 
 
 def test_a_put_layer_is_whole_read_only_and_its_own_manifest(tmp_path: Path) -> None:
-    store = open_store(f"file://{tmp_path}/with%20space")
+    store = open_store(StoreSettings(store_url=f"file://{tmp_path}/with%20space"))
+    assert isinstance(store, FolderStore)
     assert store.root == tmp_path / "with space"
     with store.workspace() as work:
         files = layer(work)
@@ -103,16 +106,19 @@ def test_workspaces_and_sweeps_at_once_never_lose_work(tmp_path: Path) -> None:
     assert len(list(store.list())) == 200
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/x", "file://host/x", "http://x"])
+@pytest.mark.parametrize("url", ["gs://bucket/x", "http://x", "bucket"])
 def test_other_kinds_of_stores_are_refused(url: str) -> None:
     with pytest.raises(Unsupported):
-        open_store(url)
+        open_store(StoreSettings(store_url=url))
 
 
-@pytest.mark.parametrize("url", ["file:///", "file:relative"])
+@pytest.mark.parametrize(
+    "url",
+    ["file:///", "file:relative", "file://host/x", "s3://", "s3://bucket/x?y", "s3://k:s@b/x"],
+)
 def test_a_store_needs_a_folder_of_its_own(url: str) -> None:
     with pytest.raises(InvalidRequest):
-        open_store(url)
+        open_store(StoreSettings(store_url=url))
 
 
 @pytest.mark.parametrize("digest", ["", "..", "../../etc", "A" * 64, "0" * 63])

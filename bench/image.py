@@ -1,0 +1,261 @@
+"""image: from nothing on the node to the first ``python3 -c 'print(1)'`` in an image.
+
+The layers are in a store with 5 ms latency, the node's cache is empty, the container driver
+has warm shells and the layer service runs. Timed from asking for the layers to the command's
+end. Beside it, in turns: fetching the whole image from the same store first (16 requests of
+4 MiB at a time, unverified) and then the same; and once ``docker load`` + ``docker run`` of
+the same files from a local archive, which is kind to Docker: nothing is fetched. Warm is the
+second sandbox of the image; profiled is a cold node that only kept the access profile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.docker_peer import LABEL
+from bench.images import rootfs
+from services.edge.drivers.base import ExecSpec, Exited, Layer, StartSpec
+from services.edge.drivers.container import ContainerDriver, ContainerSettings
+from services.edge.layers.client import LayerService
+from services.edge.layers.profiles import NAME as PROFILE
+from services.imagesvc.importer import Importer, ImportRequest, ImportResult, PathSource
+from shared.blobs.base import LayerReader
+from shared.blobs.folder import FolderStore
+from shared.blobs.layout import DATA_NAME, META_NAME
+from shared.blobs.opening import StoreSettings, open_store
+
+LATENCY_MS = 5.0
+ROUNDS, QUICK_ROUNDS = 5, 2
+COMMAND = ("python3", "-c", "print(1)")
+FULL_PIECE_BYTES, FULL_AT_ONCE = 4 * 1024 * 1024, 16
+DOCKER_IMAGE = "dsec-bench-image:1"
+FILL_S = 3.0
+
+
+class _Output:
+    """Keeps what a command says."""
+
+    def __init__(self) -> None:
+        self.stdout = b""
+
+    async def output(self, stream: object, data: bytes) -> None:
+        self.stdout += data
+
+    async def input(self) -> AsyncIterator[bytes]:
+        for chunk in ():
+            yield chunk
+
+    async def control(self) -> AsyncIterator[Any]:
+        for signal in ():
+            yield signal
+
+
+@asynccontextmanager
+async def _driver(folder: Path) -> AsyncIterator[ContainerDriver]:
+    driver = ContainerDriver(
+        ContainerSettings(
+            node="bench-" + secrets.token_hex(3), state_dir=folder, pool_size=4, idle_layers=0
+        )
+    )
+
+    async def gone(_: Exited) -> None: ...
+
+    await driver.open(gone)
+    try:
+        await asyncio.sleep(FILL_S)
+        yield driver
+    finally:
+        await driver.close()
+
+
+@contextmanager
+def _process(*argv: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", *argv], env={**os.environ, **(env or {})}, stdout=subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def _first(driver: ContainerDriver, layers: Sequence[Layer]) -> Any:
+    """A sandbox that has run the command."""
+    uid = "b" + secrets.token_hex(6)
+    handle = await driver.start(StartSpec(uid=uid, project="bench", layers=layers))
+    output = _Output()
+    outcome = await driver.exec(handle, ExecSpec(op_id=uid, argv=COMMAND), output)
+    if outcome.exit_code != 0 or output.stdout != b"1\n":
+        raise RuntimeError(f"{COMMAND}: {outcome} {output.stdout!r}")
+    return handle
+
+
+async def _lazily(driver: ContainerDriver, service: LayerService, digests: list[str]) -> float:
+    began = time.perf_counter()
+    layers = await asyncio.to_thread(service.prepare, digests)
+    handle = await _first(driver, layers)
+    took = time.perf_counter() - began
+    await driver.stop(handle)
+    return took
+
+
+async def _round(
+    driver: ContainerDriver, env: dict[str, str], digests: list[str]
+) -> dict[str, Any]:
+    """Cold, warm and profiled; the service's counters after the cold one."""
+    folder = Path(env["DSEC_LAYERS_DIR"])
+    shutil.rmtree(folder, ignore_errors=True)
+    figures: dict[str, Any] = {}
+    with _process("services.edge.layers", env=env):
+        service = LayerService(folder)
+        service.stats()
+        figures["first"] = await _lazily(driver, service, digests)
+        figures |= service.stats()
+        figures["warm"] = await _lazily(driver, service, digests)
+        await asyncio.sleep(0.5)  # the profile is written when the last sandbox is gone
+        service.close()
+    for chunk in (folder / "cache").glob("*/*"):
+        if chunk.name.isdigit():
+            chunk.unlink()
+    figures["profiles"] = len(list((folder / "cache").glob(f"*/{PROFILE}")))
+    with _process("services.edge.layers", env=env):
+        service = LayerService(folder)
+        service.stats()
+        figures["profiled"] = await _lazily(driver, service, digests)
+        service.close()
+    return figures
+
+
+async def _fully(
+    driver: ContainerDriver, reader: LayerReader, made: ImportResult, folder: Path
+) -> float:
+    """The whole image fetched first, then the same command."""
+    shutil.rmtree(folder, ignore_errors=True)
+    began = time.perf_counter()
+    layers = []
+    slots = asyncio.Semaphore(FULL_AT_ONCE)
+
+    async def piece(digest: str, name: str, start: int, path: Path) -> None:
+        async with slots:
+            data = await reader.fetch(digest, name, start, FULL_PIECE_BYTES)
+        await asyncio.to_thread(_write, path, start, data)
+
+    async with asyncio.TaskGroup() as group:
+        for layer in made.stored:
+            place = folder / layer.digest
+            place.mkdir(parents=True)
+            sizes = {META_NAME: layer.meta_bytes, DATA_NAME: layer.data_bytes}
+            for name, size in sizes.items():
+                (place / name).touch()
+                for start in range(0, size, FULL_PIECE_BYTES):
+                    group.create_task(piece(layer.digest, name, start, place / name))
+            data = str(place / DATA_NAME) if layer.data_bytes else None
+            layers.append(Layer(layer.digest, str(place / META_NAME), data, "full"))
+    handle = await _first(driver, layers)
+    took = time.perf_counter() - began
+    await driver.stop(handle)
+    return took
+
+
+def _write(path: Path, start: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(data)
+
+
+def _docker(tree: Path, work: Path) -> tuple[float, int]:
+    """Seconds of ``docker load`` + ``docker run``, and bytes of the image on disk."""
+    import docker
+
+    client = docker.from_env(timeout=300)
+    with subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE) as tar:
+        name, tag = DOCKER_IMAGE.split(":")
+        client.api.import_image_from_stream(tar.stdout, repository=name, tag=tag)
+    archive = work / "image.tar"
+    with archive.open("wb") as file:
+        for piece in client.images.get(DOCKER_IMAGE).save(named=True):
+            file.write(piece)
+    client.images.remove(DOCKER_IMAGE, force=True)
+    began = time.perf_counter()
+    with archive.open("rb") as file:
+        client.images.load(file)
+    client.containers.run(
+        DOCKER_IMAGE, list(COMMAND), network_mode="none", remove=True, labels={LABEL: "1"}
+    )
+    took = time.perf_counter() - began
+    size = int(client.images.get(DOCKER_IMAGE).attrs["Size"])
+    client.images.remove(DOCKER_IMAGE, force=True)
+    archive.unlink()
+    return took, size
+
+
+def _imported(store: FolderStore, tree: Path) -> tuple[ImportResult, float]:
+    importer = Importer(store)
+    began = time.perf_counter()
+    try:
+        return importer.run_blocking(ImportRequest(PathSource(tree))), time.perf_counter() - began
+    finally:
+        importer.close()
+
+
+async def run(*, quick: bool) -> dict[str, Any]:
+    """Figures: first_exec_s full_fetch_s ratio_full fetched_share write_saving import_mb_s
+    and their kin. Seconds are medians."""
+    tree = rootfs()
+    rounds: list[dict[str, Any]] = []
+    full: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="dsec-bench-") as name:
+        work = Path(name)
+        made, import_s = await asyncio.to_thread(_imported, FolderStore(work / "store"), tree)
+        with _process("bench.slowstore", str(work / "store"), str(LATENCY_MS)) as store:
+            assert store.stdout is not None
+            url = {
+                "store_url": "s3://bench", "store_key_id": "bench", "store_secret": "bench",
+                "store_endpoint": f"http://127.0.0.1:{int(store.stdout.readline())}",
+            }  # fmt: skip
+            env = {f"DSEC_{key.upper()}": value for key, value in url.items()}
+            env["DSEC_LAYERS_DIR"] = str(work / "layers")
+            reader = open_store(StoreSettings(**url))  # type: ignore[arg-type]
+            async with _driver(work / "driver") as driver:
+                for _ in range(QUICK_ROUNDS if quick else ROUNDS):
+                    rounds.append(await _round(driver, env, made.layers))
+                    full.append(await _fully(driver, reader, made, work / "full"))
+        docker_s, docker_bytes = await asyncio.to_thread(_docker, tree, work)
+    return _figures(rounds, full, made, import_s, docker_s, docker_bytes)
+
+
+def _figures(
+    rounds: list[dict[str, Any]], full: list[float], made: ImportResult, import_s: float,
+    docker_s: float, docker_bytes: int,
+) -> dict[str, Any]:  # fmt: skip
+    first = median(one["first"] for one in rounds)
+    meta = sum(layer.meta_bytes for layer in made.stored)
+    fetched = median(one["fetched_bytes"] for one in rounds) + meta
+    written = median(one["cache_bytes"] for one in rounds)
+    return {
+        "first_exec_s": round(first, 3),
+        "profiled_exec_s": round(median(one["profiled"] for one in rounds), 3),
+        "warm_exec_s": round(median(one["warm"] for one in rounds), 3),
+        "full_fetch_s": round(median(full), 3),
+        "ratio_full": round(median(full) / first, 1),
+        "fetched_share": round(fetched / made.size_bytes, 4),
+        "write_saving": round(1 - written / docker_bytes, 4),
+        "docker_load_run_s": round(docker_s, 3),
+        "ratio_docker": round(docker_s / first, 1),
+        "import_mb_s": round(made.size_bytes / import_s / 1e6, 1),
+        "image_mb": round(made.size_bytes / 1e6, 1),
+        "count": len(rounds),
+    }

@@ -1,0 +1,224 @@
+"""Layers whose metadata is on this node, each a file in the service's folder.
+
+Owns: fetching and verifying metadata, numbers of files for the kernel. Does not own: data
+(chunks), room on the disk (cache). A layer's digest covers its metadata image, which names
+the list of chunk digests, so nothing the store says is taken on trust.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from services.edge.layers import fuse
+from services.edge.layers.cache import META, LayerCache
+from services.edge.layers.faults import Faults
+from services.edge.layers.settings import Settings
+from shared.blobs.base import LayerReader
+from shared.blobs.layout import (
+    CHUNK_DIGEST_BYTES,
+    CHUNKS_NAME,
+    DATA_CHUNK_BYTES,
+    MANIFEST_NAME,
+    MANIFEST_VERSION,
+    META_NAME,
+    Damaged,
+    LayerManifest,
+    is_digest,
+    read_manifest,
+)
+from shared.errors import (
+    CapacityExhausted,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+
+PIECE_BYTES = 4 * 1024 * 1024
+NODE_DIGITS = 14
+"""Hex digits of a digest in a file's number: 56 bits."""
+_SUPER, _SLOT_BYTES, _SLOTS_AT = 1024, 128, 0x58
+"""Of EROFS: where the super block is, the size of a device's entry, where its place is told."""
+RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A layer with its metadata on this node; ``chunks`` of ``data_bytes`` in all."""
+
+    digest: str
+    node: int
+    data_bytes: int
+    folder: Path
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.data_bytes // DATA_CHUNK_BYTES)
+
+    @property
+    def meta(self) -> Path:
+        return self.folder / META_NAME
+
+    def chunk_digest(self, index: int) -> bytes:
+        """SHA-256 of a chunk, as the layer's digest vouches for it."""
+        with open(self.folder / CHUNKS_NAME, "rb") as file:
+            return os.pread(file.fileno(), CHUNK_DIGEST_BYTES, index * CHUNK_DIGEST_BYTES)
+
+
+class Catalog:
+    """The layers of this node."""
+
+    def __init__(
+        self, reader: LayerReader, cache: LayerCache, *, settings: Settings, faults: Faults
+    ) -> None:
+        self._reader, self._cache, self._settings, self._faults = reader, cache, settings, faults
+        self._by_node: dict[int, Known] = {}
+        self._coming: dict[str, asyncio.Task[Known]] = {}
+        for digest in cache.layers():
+            self._know(digest)
+
+    def by_node(self, node: int) -> Known | None:
+        return self._by_node.get(node)
+
+    def by_name(self, name: str) -> Known | None:
+        """The layer whose file has this name: its digest."""
+        known = self._by_node.get(_node(name)) if is_digest(name) else None
+        return known if known is not None and self._cache.has((name, META)) else None
+
+    async def prepare(self, digest: str) -> Known:
+        """The layer, its metadata fetched where it is not here. Raises ``NotFound``,
+        ``Unavailable`` or ``DeadlineExceeded``, all with cause ``image``."""
+        if not is_digest(digest):
+            raise InvalidRequest(f"{digest!r} is not a layer digest", field="layers")
+        known = self.by_name(digest)
+        if known is not None:
+            self._cache.touch(digest)
+            return known
+        task = self._coming.get(digest)
+        if task is None:
+            task = self._coming[digest] = asyncio.create_task(self._bounded(digest))
+            task.add_done_callback(lambda _: self._coming.pop(digest, None))
+        return await asyncio.shield(task)
+
+    async def _bounded(self, digest: str) -> Known:
+        limit_s = self._settings.layers_prepare_deadline_s
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    try:
+                        return await self._fetch(digest)
+                    except Unavailable as error:
+                        self._faults.tell("unavailable", digest, META, error.message)
+                        await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            message = f"no metadata of layer {digest} in {limit_s:g} s"
+            raise DeadlineExceeded(message, cause="image") from None
+        except NotFound as error:
+            message = f"layer {digest} is not in the store"
+            raise NotFound(message, cause="image", is_infra=True) from error
+
+    async def _fetch(self, digest: str) -> Known:
+        manifest = await self._reader.fetch_manifest(digest)
+        _check(manifest, digest, self._settings.layers_meta_bytes_max)
+        work = Path(tempfile.mkdtemp(dir=self._cache.root))
+        try:
+            tag = await self._meta(manifest, work / META_NAME)
+            if manifest.data_bytes:
+                await self._chunk_digests(manifest, tag, work / CHUNKS_NAME)
+            (work / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+            self._place(work, digest)
+        except OSError as error:
+            message = f"layer {digest} cannot be kept here: {error.strerror}"
+            raise CapacityExhausted(message, field="disk") from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        self._cache.add_layer(digest)
+        return self._know(digest)
+
+    def _place(self, work: Path, digest: str) -> None:
+        work.chmod(0o700)
+        folder = self._cache.folder(digest)
+        if folder.exists():
+            shutil.rmtree(folder)
+        work.rename(folder)
+
+    async def _meta(self, manifest: LayerManifest, path: Path) -> bytes:
+        """Fetches the metadata image; returns the digest it has of the chunk digests."""
+        self._cache.make_room(manifest.meta_bytes)
+        for attempt in (1, 2):
+            hasher = hashlib.sha256()
+            path.unlink(missing_ok=True)
+            for start in range(0, manifest.meta_bytes, PIECE_BYTES):
+                length = min(PIECE_BYTES, manifest.meta_bytes - start)
+                piece = await self._reader.fetch(manifest.digest, META_NAME, start, length)
+                await asyncio.to_thread(_append, path, piece, hasher)
+            if hasher.hexdigest() == manifest.digest:
+                return _device_tag(path)
+            self._damaged(manifest.digest, "metadata", final=attempt == 2)
+        raise AssertionError("unreachable")
+
+    async def _chunk_digests(self, manifest: LayerManifest, tag: bytes, path: Path) -> None:
+        count = -(-manifest.data_bytes // DATA_CHUNK_BYTES)
+        length = count * CHUNK_DIGEST_BYTES
+        for attempt in (1, 2):
+            data = await self._reader.fetch(manifest.digest, CHUNKS_NAME, 0, length)
+            if len(data) == length and hashlib.sha256(data).hexdigest().encode() == tag:
+                path.write_bytes(data)
+                return
+            self._damaged(manifest.digest, "list of chunks", final=attempt == 2)
+
+    def _damaged(self, digest: str, what: str, *, final: bool) -> None:
+        if final:
+            message = f"the {what} of layer {digest} is damaged in the store"
+            self._faults.tell("damaged", digest, META, message)
+            raise Damaged(message, cause="image")
+
+    def _know(self, digest: str) -> Known:
+        folder = self._cache.folder(digest)
+        try:
+            manifest = read_manifest((folder / MANIFEST_NAME).read_bytes(), digest)
+        except OSError as error:
+            raise Unavailable(f"layer {digest} is damaged on this node", cause="image") from error
+        known = Known(digest, _node(digest), manifest.data_bytes, folder)
+        self._by_node[known.node] = known
+        return known
+
+
+def _append(path: Path, piece: bytes, hasher: hashlib._Hash) -> None:
+    hasher.update(piece)
+    with open(path, "ab") as file:
+        file.write(piece)
+
+
+def _node(digest: str) -> int:
+    return int(digest[:NODE_DIGITS], 16) + fuse.ROOT_NODE + 1
+
+
+def _check(manifest: LayerManifest, digest: str, meta_bytes_max: int) -> None:
+    if manifest.version != MANIFEST_VERSION or manifest.data_chunk_bytes != DATA_CHUNK_BYTES:
+        raise Unsupported(f"layer {digest} was made by another version", cause="image")
+    if not 0 < manifest.meta_bytes <= meta_bytes_max:
+        message = f"the manifest of layer {digest} is damaged in the store"
+        raise Damaged(message, cause="image")
+
+
+def _device_tag(path: Path) -> bytes:
+    """What a verified metadata image says of its data; empty where it has none."""
+    with open(path, "rb") as file:
+        devices, slot = _slots(os.pread(file.fileno(), 4, _SUPER + _SLOTS_AT - 2))
+        return os.pread(file.fileno(), 64, slot * _SLOT_BYTES) if devices else b""
+
+
+def _slots(raw: bytes) -> tuple[int, int]:
+    return int.from_bytes(raw[:2], "little"), int.from_bytes(raw[2:], "little")
+
+

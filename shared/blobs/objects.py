@@ -1,0 +1,168 @@
+"""Layers in an S3-compatible object store.
+
+Owns: keys, the order of uploads, bounds of retries and memory, translation of the
+library's errors. Does not own: references, what may go, caching. Objects appear one by
+one, so the manifest goes last and is removed first: a layer is there when its manifest is.
+Uploads that a crash cut leave parts that no listing shows; the bucket's lifecycle rule for
+incomplete uploads removes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import obstore
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import S3Store
+
+from shared.blobs import layout
+from shared.blobs.layout import (
+    CHUNKS_NAME,
+    DATA_NAME,
+    MANIFEST_NAME,
+    META_NAME,
+    LayerFiles,
+    LayerManifest,
+)
+from shared.blobs.scratch import Scratch
+from shared.errors import Internal, NotFound, Unavailable
+
+RETRIES = 3
+RETRY_TOTAL_S = 30.0
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 2.0
+CONNECT_S = 5.0
+REQUEST_S = 60.0
+UPLOAD_PART_BYTES = 8 * 1024 * 1024
+UPLOAD_PARTS_AT_ONCE = 4
+"""Times the part's size: the memory of one upload."""
+LISTED_AT_ONCE = 1000
+SAID_MAX = 300
+
+
+class ObjectStore:
+    """:class:`~shared.blobs.base.BlobStore` over S3; ``scratch`` is a local folder.
+
+    ``config``: the library's names (``endpoint``, ``region``, ``access_key_id``,
+    ``secret_access_key`` …); what is missing comes from the machine's environment.
+    """
+
+    def __init__(
+        self, bucket: str, *, prefix: str, config: dict[str, Any], scratch: Path | None,
+        retries: int = RETRIES, request_s: float = REQUEST_S,
+    ) -> None:  # fmt: skip
+        self._name = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._scratch = scratch
+        options = {"allow_http": True, "timeout": timedelta(seconds=request_s)}
+        options["connect_timeout"] = timedelta(seconds=min(CONNECT_S, request_s))
+        with _errors(self._name):
+            self._objects = S3Store(
+                bucket, prefix=prefix or None, client_options=options,  # type: ignore[arg-type]
+                retry_config={
+                    "max_retries": retries,
+                    "retry_timeout": timedelta(seconds=RETRY_TOTAL_S),
+                    "backoff": {
+                        "base": 2,
+                        "init_backoff": timedelta(seconds=BACKOFF_FIRST_S),
+                        "max_backoff": timedelta(seconds=BACKOFF_MAX_S),
+                    },
+                },
+                **config,
+            )  # fmt: skip
+
+    def workspace(self) -> AbstractContextManager[Path]:
+        return self._local.workspace()
+
+    @property
+    def _local(self) -> Scratch:
+        if self._scratch is None:
+            raise Internal("this store was opened for reading")
+        return Scratch(self._scratch)
+
+    def put_layer(self, files: LayerFiles) -> LayerManifest:
+        manifest = files.manifest()
+        if self.has(files.digest):
+            return manifest
+        paths = {META_NAME: files.meta_path, DATA_NAME: files.data_path}
+        paths[CHUNKS_NAME] = files.chunks_path
+        for name, path in paths.items():
+            if path is not None:
+                self._put(layout.key(files.digest, name), path)
+        self._put(layout.key(files.digest, MANIFEST_NAME), msgspec.json.encode(manifest))
+        return manifest
+
+    def _put(self, key: str, content: Path | bytes) -> None:
+        with _errors(self._name):
+            obstore.put(
+                self._objects, key, content, chunk_size=UPLOAD_PART_BYTES,
+                max_concurrency=UPLOAD_PARTS_AT_ONCE,
+            )  # fmt: skip
+
+    def has(self, digest: str) -> bool:
+        with suppress(NotFound), _errors(self._name, digest):
+            obstore.head(self._objects, layout.key(digest, MANIFEST_NAME))
+            return True
+        return False
+
+    def manifest(self, digest: str) -> LayerManifest:
+        with _errors(self._name, digest):
+            found = obstore.get(self._objects, layout.key(digest, MANIFEST_NAME)).bytes()
+        return layout.read_manifest(bytes(found), digest)
+
+    async def fetch_manifest(self, digest: str) -> LayerManifest:
+        found = await self.fetch(digest, MANIFEST_NAME, 0, layout.MANIFEST_BYTES_MAX)
+        return layout.read_manifest(found, digest)
+
+    async def fetch(self, digest: str, name: str, start: int, length: int) -> bytes:
+        with _errors(self._name, digest):
+            found = await obstore.get_range_async(
+                self._objects, layout.key(digest, name), start=start, length=length
+            )
+            return bytes(found)
+
+    def delete(self, digest: str) -> bool:
+        prefix = layout.key(digest, MANIFEST_NAME).removesuffix(MANIFEST_NAME)
+        with _errors(self._name):
+            listing = obstore.list(self._objects, prefix, chunk_size=LISTED_AT_ONCE)
+            keys = [one["path"] for page in listing for one in page]
+            for key in sorted(keys, key=lambda key: not key.endswith(MANIFEST_NAME)):
+                with suppress(FileNotFoundError):
+                    obstore.delete(self._objects, key)
+        return bool(keys)
+
+    def list(self) -> Iterator[str]:
+        with _errors(self._name):
+            for page in obstore.list(self._objects, "layers/", chunk_size=LISTED_AT_ONCE):
+                for one in page:
+                    _, digest, name = one["path"].split("/")
+                    if name == MANIFEST_NAME:
+                        yield digest
+
+    def sweep(self) -> int:
+        return self._local.sweep()
+
+    def ready(self) -> bool:
+        """Whether the store answers a question and the local folder can be written."""
+        with suppress(Unavailable, NotFound), _errors(self._name):
+            obstore.list_with_delimiter(self._objects, "ready/")
+            return self._local.ready()
+        return False
+
+
+@contextmanager
+def _errors(store: str, digest: str | None = None) -> Iterator[None]:
+    """The library's errors as ours. Its texts hold URLs and answers, never credentials."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        what = f"layer {digest} is not whole in" if digest else "no such object in"
+        raise NotFound(f"{what} {store}", field="digest", cause="image") from error
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise Unavailable(f"{store} refuses our credentials", cause="image") from error
+    except (BaseError, OSError, ValueError) as error:
+        said = " ".join(str(error).split())[:SAID_MAX]
+        raise Unavailable(f"{store} fails: {said}", cause="image") from error

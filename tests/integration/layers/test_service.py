@@ -1,0 +1,314 @@
+"""The layer service over S3: what is read is right, on demand, and survives."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from services.edge.layers.profiles import NAME as PROFILE
+from shared.errors import Internal, NotFound
+from tests.integration.layers.conftest import WAIT_S, Node, alive, eventually, forget_pages
+
+pytestmark = pytest.mark.integration
+
+MIB = 1 << 20
+DEADLINE_S = 1.5
+
+
+def files(count: int, size: int = MIB) -> dict[str, bytes]:
+    return {f"f{number:02}": os.urandom(size) for number in range(count)}
+
+
+def run(*argv: str) -> None:
+    subprocess.run(argv, check=True)
+
+
+def reads(path: Path) -> bytes | int:
+    """A file's content, or the number of the error."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        return error.errno or -1
+
+
+def test_only_what_is_read_is_fetched_and_once(node: Node) -> None:
+    content = files(16)
+    digest = node.put("a", content)
+    node.start()
+    root = node.mount(digest)
+    assert sorted(os.listdir(root)) == sorted(content)
+    assert node.service.stats()["fetches"] == 0  # names are in the metadata
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(reads, [root / "f05"] * 8))
+    assert found == [content["f05"]] * 8
+    fetched = node.service.stats()["fetched_bytes"]
+    assert MIB <= fetched <= 16 * MIB * 0.15
+    forget_pages(root / "f05")
+    assert reads(root / "f05") == content["f05"]
+    assert node.service.stats()["fetched_bytes"] == fetched
+
+
+def test_a_damaged_chunk_is_an_error_told_and_all_else_goes_on(node: Node) -> None:
+    """(I11) It is asked for twice, never handed on, and right as soon as the store is."""
+    content = files(8)
+    digest = node.put("a", content)
+    whole = node.change(digest, "data.blob", 3 * MIB + 5)
+    node.start()
+    root = node.mount(digest)
+    assert reads(root / "f03") == errno.EIO
+    assert {n: reads(root / n) for n in content if n != "f03"} == {
+        n: c for n, c in content.items() if n != "f03"
+    }
+    fault = node.service.faults(0)[0]
+    assert (fault.kind, fault.digest, fault.chunk) == ("damaged", digest, 12)
+    node.s3.put(node.key(digest, "data.blob"), whole)
+    assert reads(root / "f03") == content["f03"]
+
+
+@pytest.mark.parametrize("name", ["meta.erofs", "chunks.sha256", "manifest.json"])
+def test_damaged_metadata_is_refused_before_it_is_mounted(node: Node, name: str) -> None:
+    """(L25)"""
+    digest = node.put("a", files(1))
+    node.change(digest, name, 20)
+    node.start(layers_prepare_deadline_s=DEADLINE_S)
+    with pytest.raises(Internal, match="damaged") as caught:
+        node.layer(digest)
+    assert caught.value.cause == "image" and caught.value.is_infra
+    assert [path.name for path in (node.root / "cache").iterdir()] == []
+    with pytest.raises(NotFound):
+        node.layer("ab" * 32)
+
+
+def test_cut_answers_give_right_bytes_or_an_error(node: Node) -> None:
+    """(I11)"""
+    content = files(12)
+    digest = node.put("a", content)
+    node.start(layers_request_retries=0, layers_cache_bytes=2 * MIB)
+    root = node.mount(digest)
+    node.proxy.cut_every = 3
+    for _ in range(3):
+        for name, right in content.items():
+            assert reads(root / name) in (right, errno.EIO)
+            forget_pages(root / name)
+    assert node.proxy.connections > 6
+    node.proxy.cut_every = 0
+    assert all(reads(root / name) == right for name, right in content.items())
+
+
+@pytest.mark.parametrize("mode", ["away", "hang"])
+def test_a_store_that_fails_is_an_error_in_time_and_comes_back(node: Node, mode: str) -> None:
+    """(I13) What was read before is still there; the rest fails at the deadline."""
+    content = files(4)
+    digest = node.put("a", content)
+    node.start(layers_read_deadline_s=DEADLINE_S, layers_request_s=0.5)
+    root = node.mount(digest)
+    assert reads(root / "f00") == content["f00"]
+    forget_pages(root / "f00")
+    node.proxy.mode = mode  # type: ignore[assignment]
+    node.proxy.drop()
+    began = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        failing = list(pool.map(reads, [root / name for name in ("f01", "f02", "f03")]))
+        assert failing == [errno.EIO] * 3
+    assert time.monotonic() - began < DEADLINE_S * 6
+    assert reads(root / "f00") == content["f00"]
+    assert {fault.kind for fault in node.service.faults(0)} & {"unavailable", "deadline"}
+    node.proxy.mode = "open"
+    node.proxy.drop()
+    assert [reads(root / name) for name in content] == list(content.values())
+
+
+def test_a_short_outage_of_the_store_is_not_noticed(node: Node) -> None:
+    """(I13)"""
+    content = files(2)
+    digest = node.put("a", content)
+    node.start(layers_request_s=0.5)
+    root = node.mount(digest)
+    node.proxy.mode = "away"
+    node.proxy.drop()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(reads, root / "f01")
+        time.sleep(1)
+        assert not reading.done()
+        node.proxy.mode = "open"
+        assert reading.result(WAIT_S) == content["f01"]
+
+
+def test_a_killed_service_is_there_again_for_the_reader_that_waits(node: Node) -> None:
+    """(I13)"""
+    content = files(6)
+    digest = node.put("a", content)
+    node.start()
+    root = node.mount(digest)
+    assert reads(root / "f00") == content["f00"]
+    for number in range(1, 3):
+        node.proxy.mode = "hang"
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(reads, root / f"f0{number}")
+            time.sleep(0.2)
+            pid = node.pid()
+            os.kill(pid, signal.SIGKILL)
+            eventually(lambda pid=pid: not alive(pid))
+            node.proxy.mode = "open"
+            assert reading.result(WAIT_S) == content[f"f0{number}"]
+        assert node.pid() != pid
+    assert node.service.stats()["open"] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_another_keeper_takes_over_what_is_open(node: Node, number: int) -> None:
+    """(I13)"""
+    content = files(4)
+    digest = node.put("a", content)
+    node.start()
+    root = node.mount(digest)
+    pid = node.pid()
+    node.stop_keeper(number)
+    assert alive(pid) and reads(root / "f00") == content["f00"]
+    connection = node.layer(digest).origin
+    node.start()
+    eventually(lambda: node.pid() != pid)
+    eventually(lambda: not alive(pid))
+    assert node.layer(digest).origin == connection
+    assert reads(root / "f01") == content["f01"]
+
+
+def test_after_the_death_of_both_new_mounts_work(node: Node) -> None:
+    content = files(2)
+    digest = node.put("a", content)
+    node.start()
+    root, before = node.mount(digest), node.layer(digest)
+    pid = node.pid()
+    node.stop_keeper(signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not alive(pid))
+    assert isinstance(reads(root / "f00"), int)
+    node.start()
+    assert node.layer(digest).origin != before.origin
+    assert reads(node.mount(digest) / "f01") == content["f01"]
+
+
+def test_without_keeper_and_readers_the_service_ends(node: Node) -> None:
+    digest = node.put("a", files(1))
+    node.start()
+    node.mount(digest)
+    pid = node.pid()
+    node.stop_keeper(signal.SIGKILL)
+    time.sleep(0.2)
+    assert alive(pid)
+    node.unmount()
+    eventually(lambda: not alive(pid))
+
+
+def test_the_cache_keeps_its_cap_and_what_is_in_use(node: Node) -> None:
+    """(T09)"""
+    cap = 8 * MIB
+    contents = [files(3) for _ in range(5)]
+    layers = [(node.put(f"l{n}", content), content) for n, content in enumerate(contents)]
+    node.start(layers_cache_bytes=cap, layers_hold_s=0, layers_hot_chunks=1)
+    pinned, right = layers[0]
+    root = node.mount(pinned)
+    assert [reads(root / name) for name in right] == list(right.values())
+    for digest, content in layers[1:]:
+        other = node.mount(digest)
+        assert [reads(other / name) for name in content] == list(content.values())
+        os.close(node.fds.pop())
+        assert node.service.stats()["cache_bytes"] <= cap
+        held = sum(p.stat().st_size for p in (node.root / "cache").rglob("*") if p.is_file())
+        assert held <= cap + 2 * MIB
+    assert node.service.stats()["evicted"] > 0
+    before = node.service.stats()["fetched_bytes"]
+    for name, content in right.items():
+        forget_pages(root / name)
+        assert reads(root / name) == content
+    assert node.service.stats()["fetched_bytes"] == before
+
+
+def test_a_full_disk_slows_reading_down_and_stops_nothing(node: Node) -> None:
+    """(I15)"""
+    content = files(6)
+    digest = node.put("a", content)
+    node.root.mkdir()
+    disk = node.folder / "disk"
+    disk.write_bytes(b"")
+    os.truncate(disk, 6 * MIB)
+    run("mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", str(disk))
+    run("mount", "-o", "loop", str(disk), str(node.root))
+    try:
+        node.start(layers_reserve_bytes=MIB, layers_hot_chunks=4)
+        root = node.mount(digest)
+        for _ in range(2):
+            for name, right in content.items():
+                assert reads(root / name) == right
+                forget_pages(root / name)
+        began = time.monotonic()
+        assert 0 < node.service.stats()["cache_bytes"] < 6 * MIB
+        assert time.monotonic() - began < 5
+    finally:
+        node.unmount()
+        node.stop_keeper()
+        run("umount", str(node.root))
+
+
+def test_what_an_earlier_process_left_is_checked_before_it_is_used(node: Node) -> None:
+    """(I11) A chunk's file that changed while nobody served is fetched again."""
+    content = files(2)
+    digest = node.put("a", content)
+    node.start()
+    root = node.mount(digest)
+    assert reads(root / "f00") == content["f00"]
+    eventually(lambda: len(list((node.root / "cache" / digest).glob("[0-9]*"))) >= 4)
+    node.unmount()
+    node.stop_keeper()
+    chunk = node.root / "cache" / digest / "1"
+    chunk.write_bytes(os.urandom(chunk.stat().st_size))
+    (node.root / "cache" / digest / "2").write_bytes(b"short")
+    node.start()
+    root = node.mount(digest)
+    assert reads(root / "f00") == content["f00"]
+    assert 0 < node.service.stats()["fetched_bytes"] <= 2 * MIB
+
+
+def test_what_the_first_reader_needed_is_fetched_ahead_for_the_next(node: Node) -> None:
+    content = files(8)
+    digest = node.put("a", content)
+    node.start(layers_hold_s=0)
+    root = node.mount(digest)
+    assert reads(root / "f03") == content["f03"] and reads(root / "f06") == content["f06"]
+    node.unmount()
+    folder = node.root / "cache" / digest
+    eventually(lambda: (folder / PROFILE).exists())
+    node.stop_keeper()
+    for chunk in folder.glob("[0-9]*"):
+        chunk.unlink()
+    node.start()
+    root = node.mount(digest)
+    eventually(lambda: node.service.stats()["fetched_bytes"] >= 2 * MIB)
+    fetched = node.service.stats()["fetched_bytes"]
+    assert reads(root / "f06") == content["f06"]
+    assert node.service.stats()["fetched_bytes"] == fetched <= 3 * MIB
+
+
+def test_a_layer_asked_for_by_many_at_once_is_fetched_once(node: Node) -> None:
+    digest = node.put("a", files(1))
+    node.start()
+    before = node.proxy.connections
+    results: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(node.layer(digest).origin))
+        for _ in range(10)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(results) == 10 and len(set(results)) == 1
+    assert node.proxy.connections - before <= 3
