@@ -125,7 +125,7 @@ enum kind { K_EXEC = 1, K_FILE, K_SHELL };
 enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_FDS };
 #define NEST_BIT 0x80000000u
 struct launch { uint32_t kind; int fds[L_FDS]; };
-struct place { uint32_t slot; pid_t pid; int leaf, nest, sock; bool killed; char leaf_name[32]; };
+struct place { uint32_t slot; pid_t pid; int leaf, nest, sock; char leaf_name[32]; };
 struct reply { uint32_t number; int32_t pid; };
 extern int launcher_fd;
 extern pid_t launcher_pid;

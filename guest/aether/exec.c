@@ -146,7 +146,7 @@ void op_kill(struct op *op)
     } else if (op->session) {
         session_leave(op->session);
     } else {
-        op->at.killed = true;
+        place_spoil(&op->at);
         cg_leaf_kill(op->at.leaf, op->at.pid);
     }
 }

@@ -33,7 +33,6 @@ static void close_fd(int *fd)
 /* Ends what is left of the shell; the slot stays for the commands that wait. */
 static void shell_drop(struct session *s)
 {
-    s->at.killed = true; /* and its nest with it, which may not know that yet */
     cg_leaf_kill(s->at.leaf, s->at.pid);
     close_fd(&s->ctl_fd);
     close_fd(&s->text_fd);

@@ -163,7 +163,7 @@ void place_leave(struct place *at)
     if (at->nest) {
         struct nest *n = &nests[at->nest - 1];
         n->busy = false;
-        if (n->broken || at->killed || !cg_leaf_holds_only(n->root.at.leaf, n->root.at.pid))
+        if (n->broken || !cg_leaf_holds_only(n->root.at.leaf, n->root.at.pid))
             nest_retire(n);
     } else {
         cg_leaf_drop(at->leaf, at->leaf_name);

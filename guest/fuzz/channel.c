@@ -85,6 +85,8 @@ int send_fds(int sock, uint32_t number, const int *fds, int count)
     return -1;
 }
 
+void place_spoil(const struct place *at) { (void)at; }
+
 void place_leave(struct place *at)
 {
     memset(at, 0, sizeof *at);
