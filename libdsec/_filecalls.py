@@ -33,7 +33,7 @@ ATTEMPTS = 4
 """How often a transfer begins, in all, when its source changes or its edge forgets it."""
 
 T = TypeVar("T")
-Source = Callable[[], AsyncIterator[bytes]]
+Source = Callable[[], AsyncIterator[bytes | memoryview]]
 """Gives the input from its start, each time it is called."""
 
 
@@ -154,11 +154,11 @@ def info_of(entry: FileEntry) -> FileInfo:
     )
 
 
-async def pieces(data: bytes) -> AsyncIterator[bytes]:
+async def pieces(data: bytes) -> AsyncIterator[bytes | memoryview]:
     """``data`` in chunks."""
     view = memoryview(data)
     for start in range(0, len(view), CHUNK_BYTES):
-        yield bytes(view[start : start + CHUNK_BYTES])
+        yield view[start : start + CHUNK_BYTES]
 
 
 async def each(source: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:

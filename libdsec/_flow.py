@@ -98,7 +98,7 @@ class Sending:
 
     sent: int = 0
     acked: int = 0
-    unacked: deque[tuple[int, bytes]] = field(default_factory=deque)
+    unacked: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)
     window: int = WINDOW_BYTES
 
     @property
@@ -106,7 +106,7 @@ class Sending:
         """Bytes that may be sent now."""
         return self.window - (self.sent - self.acked)
 
-    def push(self, data: bytes) -> int:
+    def push(self, data: bytes | memoryview) -> int:
         """Notes a chunk as sent; its offset. At most CHUNK_BYTES and within room."""
         if len(data) > min(CHUNK_BYTES, self.room):
             raise ValueError(f"a chunk of {len(data)} bytes is over the window")
@@ -133,7 +133,7 @@ class Sending:
         self.acknowledge(count)
         return True
 
-    def again(self) -> list[tuple[int, bytes]]:
+    def again(self) -> list[tuple[int, bytes | memoryview]]:
         """What to repeat from the acknowledged count on: (offset, bytes)."""
         cuts = ((o, c, max(self.acked - o, 0)) for o, c in self.unacked)
         return [(o + cut, c[cut:]) for o, c, cut in cuts if cut < len(c)]

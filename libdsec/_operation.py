@@ -50,6 +50,7 @@ CANCEL_S = 10.0
 """How long a cancelled operation is listened to, so that its end is seen."""
 
 R = TypeVar("R", bound=msgspec.Struct)
+Data = bytes | memoryview
 
 Verdict = Callable[[], Awaitable[DSecError | None]]
 """Asks the services whether the sandbox still lives; its death, or ``None``."""
@@ -291,23 +292,21 @@ class Operation(Generic[R]):
 
     # -- what goes -------------------------------------------------------------
 
-    async def _io(self, kind: str, data: bytes = b"", offset: int | None = None) -> None:
+    async def _io(self, kind: str, data: Data = b"", offset: int | None = None) -> None:
         headers = {HEADER_OP: self.op_id, HEADER_FRAME: kind}
         if offset is not None:
             headers[HEADER_OFFSET] = str(offset)
         await self._link.publish(self.io_subject, data, headers=headers)
 
-    async def send(self, data: bytes) -> None:
-        """Sends input, as fast as the other side takes it. Raises ``StdinClosed``
-        after :meth:`end_input` or the end of the operation."""
-        view = memoryview(data)
+    async def send(self, data: Data) -> None:
+        """Sends input as fast as it is taken. Raises ``StdinClosed`` after its end."""
+        view = data if isinstance(data, memoryview) else memoryview(bytes(data))
         while view:
             await self._until_room()
-            size = min(len(view), CHUNK_BYTES, self.sending.room)
-            chunk = bytes(view[:size])
+            chunk = view[: min(CHUNK_BYTES, self.sending.room)]
             offset = self.sending.push(chunk)
             await self._io("i", chunk, offset)
-            view = view[size:]
+            view = view[len(chunk) :]
 
     async def _until_room(self) -> None:
         while True:

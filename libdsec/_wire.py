@@ -356,9 +356,10 @@ class ExecRequest(Versioned, frozen=True):
     """verb ``exec``. Exactly one of ``argv``, ``shell``. A request with an ``op_id``
     seen before re-attaches to that command or repeats its result: it never runs
     twice. ``stream``: output comes in frames as it is made, else in the reply as
-    far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
-    announces input frames. ``timeout_s`` (of a session: since its turn) and
-    ``idle_timeout_s`` (without output) end it with its tree. ``pty`` (rows, columns)
+    far as it fits ``INLINE_BYTES``; with ``late`` too, as long as it is no more than
+    ``LATE_BYTES``, because nobody looks at it before the end. ``stdin_data`` is the whole
+    input; ``stdin`` announces input frames. ``timeout_s`` (of a session: since its turn)
+    and ``idle_timeout_s`` (without output) end it with its tree. ``pty`` (rows, columns)
     puts it on a terminal, with ``stream``; its output is ``stdout`` alone. ``attach``: no
     command, but the frames and the reply of the operation ``op_id`` of the same
     principal, from the output ``offset`` on (bytes of both streams) as far as it is
@@ -378,6 +379,7 @@ class ExecRequest(Versioned, frozen=True):
     stdin: bool = False
     stdin_data: bytes | None = None
     stream: bool = False
+    late: bool = False
     pty: tuple[Cells, Cells] | None = None
     attach: bool = False
     offset: Annotated[int, Meta(ge=0)] = 0

@@ -7,6 +7,7 @@ the sandbox said how many bytes it stored and that is what was sent.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from pathlib import Path
@@ -64,10 +65,13 @@ class Files:
         ``FilePermissionDenied``."""
         facts = {"offset": offset, "length": length, "user": user}
 
-        async def whole() -> bytes:
-            return b"".join([p async for p in self._calls.content(path, **facts)])
+        async def content() -> bytes:
+            whole = io.BytesIO()  # takes each part while it is warm; its value is no copy
+            async for part in self._calls.content(path, **facts):
+                whole.write(part)
+            return whole.getvalue()
 
-        data = await persistent(whole)
+        data = await persistent(content)
         return data.decode() if text else data
 
     async def stream(

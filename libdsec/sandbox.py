@@ -158,6 +158,7 @@ class Sandbox(Held, HasPorts):
             stdin_data=data if isinstance(data, bytes) and inline else None,
             stdin=data is not None and not inline,
             stream=on_output is not None or output_limit_bytes > INLINE_BYTES,
+            late=on_output is None,
             op_id=op_id,
         )
         feed = None if inline else data

@@ -71,6 +71,7 @@ class Session:
             output_limit_bytes=output_limit_bytes,
             merge=merge,
             stream=on_output is not None or output_limit_bytes > INLINE_BYTES,
+            late=on_output is None,
             op_id=op_id,
             **self._start,
         )

@@ -11,12 +11,13 @@ import re
 import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32, lower case
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 _ULID = re.compile(r"^[0-7][0-9a-hjkmnp-tv-z]{25}\Z")
 _TOKEN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 
 def _encode(value: int) -> str:
-    return "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 def new() -> str:

@@ -38,9 +38,12 @@
 #define SESSIONS_MAX 32
 #define TIMEOUT_MAX_NS (1ull << 62)
 #define GUARD_GID 0x7ffffffeu       /* saved group of the agent and of what it keeps ready */
-#define NESTS 2                     /* kept ready for the next commands */
+#define NESTS 6                     /* most that are kept ready for the next commands, */
+#define NESTS_FEW 2                 /* and as many while no more are needed at once */
+#define NEST_IDLE_NS 10000000000ull /* one of the others that was not needed for so long goes */
 #define SPARE_QUIET_NS 1000000ull   /* no refill this soon after a launch */
 #define ARG_MAX_BYTES 131072u       /* kernel bound of one argument or variable */
+#define SPEC_INLINE 3072            /* a longer spec goes through a memory file, bytes */
 
 enum msg {
     M_HELLO = 1, M_SETUP, M_EXEC, M_DATA, M_EOF, M_CREDIT, M_SIGNAL, M_KILL,
@@ -129,13 +132,14 @@ uint64_t cg_oom_kills(void);
 enum kind { K_EXEC = 1, K_FILE, K_SHELL };
 enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_FDS };
 #define NEST_BIT 0x80000000u
-struct launch { uint32_t kind; int fds[L_FDS]; };
+struct launch { uint32_t kind; int fds[L_FDS]; const uint8_t *spec; size_t spec_len; };
 struct place { uint32_t slot; pid_t pid; int leaf, nest, sock; char leaf_name[32]; };
 struct reply { uint32_t number; int32_t pid; };
 extern int launcher_fd;
 extern pid_t launcher_pid;
 int launcher_start(void);
 int send_fds(int sock, uint32_t number, const int *fds, int count);
+int send_launch(int sock, const struct launch *l);
 int launch(struct launch *l, struct place *where); /* closes the descriptors of l */
 void place_leave(struct place *at);
 void place_spoil(const struct place *at);
@@ -149,7 +153,7 @@ void launch_reaped(pid_t pid, int status);
 uint64_t spares_refill(uint64_t now, bool at_once);
 int root_fd(void);
 int root_enter(int fd);
-int spec_memfd(const uint8_t *p, size_t n);
+void launch_spec(struct launch *l, const uint8_t *p, size_t n);
 
 /* ---- child.c, user.c: between clone and execve ---- */
 struct user { uid_t uid; gid_t gid; gid_t groups[64]; int ngroups; char name[64], home[256]; };
@@ -214,6 +218,7 @@ struct op {
     int waiting_count;
 };
 extern struct op ops[OPS_MAX];
+extern int ops_top;
 extern uint32_t next_id;
 extern bool finished_now;
 struct op *op_by_id(uint32_t id);
@@ -229,6 +234,7 @@ void op_tick(struct op *op, uint64_t now);
 uint64_t op_next_due(const struct op *op, uint64_t now);
 void op_read(struct op *op, int which);
 void op_read_report(struct op *op);
+bool op_report_matters(const struct op *op);
 void op_write_stdin(struct op *op);
 void op_pump(struct op *op);
 void op_refuse(uint32_t id, const char *code, const char *field, const char *message);

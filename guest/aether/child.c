@@ -240,10 +240,21 @@ static void settle_fds(struct launch *l)
     syscall(SYS_close_range, 3, 19, 0);
 }
 
+static struct reader mapped(int fd, int status)
+{
+    struct stat st;
+    const uint8_t *p = NULL;
+    if (fstat(fd, &st))
+        _exit(125);
+    if (st.st_size &&
+        (p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED)
+        child_fail(status, "internal", NULL, errno, "cannot read the spec");
+    return (struct reader){p, p + st.st_size};
+}
+
 void child_main(const struct launch *given)
 {
     struct launch l = *given;
-    struct stat st;
     struct user u;
     sigset_t none;
     sigemptyset(&none);
@@ -252,13 +263,8 @@ void child_main(const struct launch *given)
     settle_fds(&l);
     umask(022);
     int status = l.fds[L_STATUS];
-    if (fstat(l.fds[L_SPEC], &st))
-        _exit(125);
-    const uint8_t *p = NULL;
-    if (st.st_size &&
-        (p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, l.fds[L_SPEC], 0)) == MAP_FAILED)
-        child_fail(status, "internal", NULL, errno, "cannot read the spec");
-    struct reader spec = {p, p + st.st_size};
+    struct reader spec = l.fds[L_SPEC] < 0 ? (struct reader){l.spec, l.spec + l.spec_len}
+                                           : mapped(l.fds[L_SPEC], status);
     char *name = spec_str(&spec, T_USER);
     if (!name)
         name = "root";

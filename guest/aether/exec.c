@@ -1,5 +1,5 @@
-/* How an operation runs and ends: pipes, output, time limit, death of its tree,
- * the drain after the direct child's exit, the result. */
+/* How an operation runs and ends: output, time limit, death of its tree,
+ * the drain after the direct child's exit, the result. Pipes are in pipes.c. */
 #include "aether.h"
 
 #include <errno.h>
@@ -11,71 +11,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define FILE_PIPE (256 << 10)
 #define LOST_CHECKS 10
 #define LOST_CHECK_US 200
 
 static uint64_t finished;
 bool finished_now; /* an operation ended in this turn: a moment to make spares */
 
-static int pipe_for(struct outstream *s, int *write_end, bool big)
-{
-    int p[2];
-    if (pipe2(p, O_CLOEXEC))
-        return -1;
-    if (big)
-        fcntl(p[0], F_SETPIPE_SZ, FILE_PIPE);
-    set_nonblock(p[0]);
-    s->fd = p[0];
-    *write_end = p[1];
-    return 0;
-}
-
-static int input_for(struct op *op, bool with_stdin)
-{
-    int in[2];
-    if (!with_stdin)
-        return open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (pipe2(in, O_CLOEXEC))
-        return -1;
-    if (op->file)
-        fcntl(in[1], F_SETPIPE_SZ, FILE_PIPE);
-    set_nonblock(in[1]);
-    op->in_fd = in[1];
-    return in[0];
-}
-
-int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdin)
-{
-    struct launch l = {.kind = (uint32_t)kind, .fds = {-1, -1, -1, -1, -1, -1, -1, -1}};
-    int status[2];
-    l.fds[L_SPEC] = spec_memfd(p, n);
-    if (!op->rows)
-        l.fds[L_IN] = input_for(op, with_stdin);
-    bool ok = op->rows ? !pty_fds(op, &l, with_stdin)
-                       : !pipe_for(&op->out[0], &l.fds[L_OUT], op->file);
-    if (ok && op->rows)
-        ; /* one terminal for all */
-    else if (ok && op->merge)
-        l.fds[L_ERR] = fcntl(l.fds[L_OUT], F_DUPFD_CLOEXEC, 3);
-    else if (ok)
-        ok = !pipe_for(&op->out[1], &l.fds[L_ERR], false);
-    if (ok && !pipe2(status, O_CLOEXEC)) {
-        set_nonblock(status[0]);
-        op->status_fd = status[0];
-        l.fds[L_STATUS] = status[1];
-    }
-    if (launch(&l, &op->at))
-        return -1;
-    op->sent = true;
-    return 0;
-}
-
 /* The launcher's answer for a command that was sent before its process had a pid. */
 void op_launched(uint32_t slot, int32_t pid)
 {
     struct op *op = NULL;
-    for (int i = 0; i < OPS_MAX && !op; i++)
+    for (int i = 0; i < ops_top && !op; i++)
         if (ops[i].used && ops[i].sent && ops[i].at.slot == slot)
             op = &ops[i];
     if (!op) {
@@ -97,7 +43,7 @@ void op_launched(uint32_t slot, int32_t pid)
 
 void op_reaped(pid_t pid, int status)
 {
-    for (int i = 0; i < OPS_MAX; i++)
+    for (int i = 0; i < ops_top; i++)
         if (ops[i].used && !ops[i].session && ops[i].at.pid == pid && !ops[i].reaped) {
             if (!ops[i].killing && place_unread(&ops[i].at)) {
                 put_error(&ops[i].report, "unavailable", NULL, ECHILD,
@@ -160,7 +106,7 @@ static bool lost_with(const struct place *at, int leaf)
  * it had not told of have failed. They may have been cloned all the same. */
 void op_lost(int leaf)
 {
-    for (int i = 0; i < OPS_MAX; i++) {
+    for (int i = 0; i < ops_top; i++) {
         struct op *op = &ops[i];
         if (!op->used || !op->sent || op->reaped || op->session || !lost_with(&op->at, leaf))
             continue;
@@ -234,6 +180,13 @@ void op_read_report(struct op *op)
     }
 }
 
+/* A command's own report is short and read when it is over: only a signal that waits for
+ * the beginning is a reason to wake up for it. */
+bool op_report_matters(const struct op *op)
+{
+    return op->file || op->waiting_count;
+}
+
 static bool by_memory(const struct op *op)
 {
     bool killed = (WIFSIGNALED(op->status) && WTERMSIG(op->status) == SIGKILL) ||
@@ -266,7 +219,7 @@ static void forget_oldest(void)
 {
     struct op *oldest = NULL;
     int count = 0;
-    for (int i = 0; i < OPS_MAX; i++) {
+    for (int i = 0; i < ops_top; i++) {
         if (!ops[i].used || !ops[i].done)
             continue;
         count++;

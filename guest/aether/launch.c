@@ -29,8 +29,9 @@
 int launcher_fd = -1;
 pid_t launcher_pid;
 
-/* Sends a number and descriptors (-1: absent, told by the mask). */
-int send_fds(int sock, uint32_t number, const int *fds, int count)
+/* Sends a number, descriptors (-1: absent, told by the mask) and bytes. */
+static int send_message(int sock, uint32_t number, const int *fds, int count, const uint8_t *p,
+                        size_t size)
 {
     union { char raw[CMSG_SPACE(L_FDS * sizeof(int))]; struct cmsghdr align; } control;
     uint32_t head[2] = {number, 0};
@@ -41,8 +42,8 @@ int send_fds(int sock, uint32_t number, const int *fds, int count)
             head[1] |= 1u << i;
             present[n++] = fds[i];
         }
-    struct iovec io = {head, sizeof head};
-    struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = control.raw,
+    struct iovec io[2] = {{head, sizeof head}, {(void *)(uintptr_t)p, size}};
+    struct msghdr m = {.msg_iov = io, .msg_iovlen = 2, .msg_control = control.raw,
                        .msg_controllen = CMSG_SPACE(n * sizeof(int))};
     memset(&control, 0, sizeof control);
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
@@ -50,22 +51,34 @@ int send_fds(int sock, uint32_t number, const int *fds, int count)
     c->cmsg_type = SCM_RIGHTS;
     c->cmsg_len = CMSG_LEN(n * sizeof(int));
     memcpy(CMSG_DATA(c), present, n * sizeof(int));
-    return sendmsg(sock, &m, MSG_NOSIGNAL) == sizeof head ? 0 : -1;
+    return sendmsg(sock, &m, MSG_NOSIGNAL) == (ssize_t)(sizeof head + size) ? 0 : -1;
 }
 
-static int recv_fds(int sock, uint32_t *number, int *fds, int count)
+int send_fds(int sock, uint32_t number, const int *fds, int count)
+{
+    return send_message(sock, number, fds, count, NULL, 0);
+}
+
+int send_launch(int sock, const struct launch *l)
+{
+    return send_message(sock, l->kind, l->fds, L_FDS, l->spec, l->spec_len);
+}
+
+/* The number of bytes behind the head, or -1: the agent is gone. */
+static ssize_t recv_message(int sock, uint32_t *number, int *fds, int count, uint8_t *p,
+                            size_t size)
 {
     union { char raw[CMSG_SPACE(L_FDS * sizeof(int))]; struct cmsghdr align; } control;
     uint32_t head[2];
-    struct iovec io = {head, sizeof head};
-    struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = control.raw,
+    struct iovec io[2] = {{head, sizeof head}, {p, size}};
+    struct msghdr m = {.msg_iov = io, .msg_iovlen = 2, .msg_control = control.raw,
                        .msg_controllen = sizeof control.raw};
     ssize_t k;
     do
         k = recvmsg(sock, &m, MSG_CMSG_CLOEXEC);
     while (k < 0 && errno == EINTR);
-    if (k != sizeof head)
-        return -1; /* the agent is gone */
+    if (k < (ssize_t)sizeof head)
+        return -1;
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
     size_t n = c ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0, at = 0;
     *number = head[0];
@@ -74,7 +87,7 @@ static int recv_fds(int sock, uint32_t *number, int *fds, int count)
         if (head[1] & 1u << i && at < n)
             memcpy(&fds[i], CMSG_DATA(c) + at++ * sizeof(int), sizeof(int));
     }
-    return 0;
+    return k - (ssize_t)sizeof head;
 }
 
 /* The sandbox's root as the agent has it. A process that was being cloned in the moment
@@ -104,10 +117,13 @@ static void be_first_to_go(void)
 static void wait_for_command(int sock, int failed) __attribute__((noreturn));
 static void wait_for_command(int sock, int failed)
 {
-    struct launch l;
+    uint8_t spec[SPEC_INLINE];
+    struct launch l = {.spec = spec};
     be_first_to_go();
-    if (recv_fds(sock, &l.kind, l.fds, L_FDS))
+    ssize_t n = recv_message(sock, &l.kind, l.fds, L_FDS, spec, sizeof spec);
+    if (n < 0)
         _exit(0);
+    l.spec_len = (size_t)n;
     close(sock);
     if (!failed && root_enter(l.fds[L_ROOT]))
         failed = errno;
@@ -143,7 +159,7 @@ static void serve_clones(int sock)
 {
     int fds[3];
     struct reply r;
-    while (!recv_fds(sock, &r.number, fds, 3)) {
+    while (!recv_message(sock, &r.number, fds, 3, NULL, 0)) {
         if (root_enter(fds[2]))
             break;
         pid_t pid = (pid_t)syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0);
@@ -210,12 +226,19 @@ int launcher_start(void)
     return 0;
 }
 
-int spec_memfd(const uint8_t *p, size_t n)
+/* Gives the spec along: in the message itself, or as a memory file. `p` lives on until
+ * the launch. */
+void launch_spec(struct launch *l, const uint8_t *p, size_t n)
 {
+    if (n <= SPEC_INLINE) {
+        l->spec = p;
+        l->spec_len = n;
+        return;
+    }
     int fd = memfd_create("spec", MFD_CLOEXEC);
     if (fd >= 0 && write_all(fd, p, n) < 0) {
         close(fd);
-        return -1;
+        fd = -1;
     }
-    return fd;
+    l->fds[L_SPEC] = fd;
 }

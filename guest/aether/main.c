@@ -83,7 +83,7 @@ static int gather(uint64_t now, uint64_t *due)
     int n = FIXED;
     bool room = conn_out.len < OUT_HIGH;
     *due = UINT64_MAX;
-    for (int i = 0; i < OPS_MAX; i++) {
+    for (int i = 0; i < ops_top; i++) {
         struct op *op = &ops[i];
         if (!op->used || op->done)
             continue;
@@ -98,7 +98,7 @@ static int gather(uint64_t now, uint64_t *due)
         }
         if (op->dial.fd >= 0)
             n = add(n, op->dial.fd, POLLOUT, op, 5);
-        if (op->status_fd >= 0)
+        if (op->status_fd >= 0 && op_report_matters(op))
             n = add(n, op->status_fd, POLLIN, op, 2);
         if (op->in_fd >= 0 && op->in.len)
             n = add(n, op->in_fd, POLLOUT, op, 3);
@@ -174,7 +174,7 @@ static void turn(int chld)
         channel_read();
     now = now_ns();
     bool busy = false;
-    for (int i = 0; i < OPS_MAX; i++) {
+    for (int i = 0; i < ops_top; i++) {
         if (ops[i].used && ops[i].dial.on)
             dial_tick(&ops[i], now);
         else if (ops[i].used)

@@ -12,11 +12,12 @@
 #include <unistd.h>
 
 struct op ops[OPS_MAX];
+int ops_top; /* those from here on were never used, or not for long */
 uint32_t next_id = 1;
 
 struct op *op_by_id(uint32_t id)
 {
-    for (int i = 0; i < OPS_MAX; i++)
+    for (int i = 0; i < ops_top; i++)
         if (ops[i].used && ops[i].id == id)
             return &ops[i];
     return NULL;
@@ -28,6 +29,8 @@ static struct op *op_new(uint32_t id)
         if (ops[i].used)
             continue;
         struct op *op = &ops[i];
+        if (i >= ops_top)
+            ops_top = i + 1;
         memset(op, 0, sizeof *op);
         op->used = op->attached = true;
         op->id = id;
@@ -60,6 +63,8 @@ void op_free(struct op *op)
     buf_free(&op->result);
     free(op->key);
     memset(op, 0, sizeof *op);
+    while (ops_top && !ops[ops_top - 1].used)
+        ops_top--;
 }
 
 void op_refuse(uint32_t id, const char *code, const char *field, const char *message)
@@ -243,6 +248,7 @@ void op_input_end(struct op *op)
 
 void op_signal(struct op *op, int sig)
 {
+    op_read_report(op); /* whether it has begun */
     if (sig == SIGKILL) {
         op->cancelled = true;
         op_kill(op);
@@ -275,7 +281,7 @@ void op_rewind(struct op *op)
 
 void ops_disconnected(void)
 {
-    for (int i = 0; i < OPS_MAX; i++) {
+    for (int i = 0; i < ops_top; i++) {
         struct op *op = &ops[i];
         if (!op->used)
             continue;
@@ -313,14 +319,14 @@ void hangup_tick(struct op *op, uint64_t now)
 /* Gives up the places of finished commands: done after their answers were sent. */
 void ops_leave(void)
 {
-    for (int i = 0; i < OPS_MAX; i++)
+    for (int i = 0; i < ops_top; i++)
         if (ops[i].used && ops[i].done && (ops[i].at.leaf >= 0 || ops[i].at.sock > 0))
             place_leave(&ops[i].at);
 }
 
 void ops_list(struct buf *b)
 {
-    for (int i = 0; i < OPS_MAX; i++) {
+    for (int i = 0; i < ops_top; i++) {
         if (!ops[i].used || (ops[i].file && !ops[i].stays) || ops[i].dial.on)
             continue;
         put_u64(b, T_OP_ID, ops[i].id);

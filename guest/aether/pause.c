@@ -15,7 +15,7 @@ void ops_pause(void)
 void ops_resume(void)
 {
     uint64_t now = now_ns();
-    for (int i = 0; i < OPS_MAX && paused_at; i++) {
+    for (int i = 0; i < ops_top && paused_at; i++) {
         struct op *op = &ops[i];
         if (!op->used || op->done)
             continue;

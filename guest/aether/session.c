@@ -96,7 +96,7 @@ static int shell_fds(struct session *s, struct launch *l)
 static int shell_start(struct session *s, const struct buf *spec)
 {
     struct launch l = {.kind = K_SHELL, .fds = {-1, -1, -1, -1, -1, -1, -1, -1}};
-    l.fds[L_SPEC] = spec_memfd(spec->p, spec->len);
+    launch_spec(&l, spec->p, spec->len);
     if (shell_fds(s, &l) || launch(&l, &s->at))
         return -1;
     struct reader r = {spec->p, spec->p + spec->len};
@@ -196,7 +196,7 @@ bool session_tree_gone(const struct op *op)
 static void next_command(struct session *s)
 {
     struct op *next = NULL;
-    for (int i = 0; i < OPS_MAX; i++) {
+    for (int i = 0; i < ops_top; i++) {
         struct op *op = &ops[i];
         if (op->used && op->session == s && !op->done && !op->reaped && op->in.p &&
             (!next || op->id < next->id))

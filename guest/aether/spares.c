@@ -20,6 +20,8 @@ struct child { bool used; int sock; struct place at; };
 struct nest { bool used, busy, broken; struct child root, next; };
 
 static struct nest nests[NESTS];
+static int wanted = NESTS_FEW; /* nests, */
+static uint64_t needed_at;     /* all of them, last */
 static uint32_t serial;
 static uint64_t last_launch;
 static int pending; /* clones asked for without an answer yet */
@@ -103,7 +105,7 @@ static struct nest *nest_ready(void)
 
 static int into_nest(struct nest *n, const struct launch *l, struct place *where)
 {
-    if (send_fds(n->next.sock, l->kind, l->fds, L_FDS)) { /* it was killed from inside */
+    if (send_launch(n->next.sock, l)) { /* it was killed from inside */
         nest_retire(n);
         return -1;
     }
@@ -114,6 +116,8 @@ static int into_nest(struct nest *n, const struct launch *l, struct place *where
     where->pid = n->next.at.pid;
     where->nest = (int)(n - nests) + 1;
     n->busy = true;
+    if (where->nest == wanted)
+        needed_at = now_ns();
     return 0;
 }
 
@@ -123,6 +127,9 @@ static int hand_over(const struct launch *l, struct place *where)
     while ((n = nest_ready()))
         if (!into_nest(n, l, where))
             return 0;
+    if (wanted < NESTS)
+        wanted++;
+    needed_at = now_ns();
     for (int tries = 0; tries < 2; tries++) {
         struct child c;
         if (ask_with_leaf(&c, 0)) {
@@ -133,7 +140,7 @@ static int hand_over(const struct launch *l, struct place *where)
         }
         *where = c.at;
         where->sock = c.sock;
-        if (!send_fds(c.sock, l->kind, l->fds, L_FDS))
+        if (!send_launch(c.sock, l))
             return 0;
         child_drop(&c);
         cg_leaf_kill(c.at.leaf, 0);
@@ -147,7 +154,7 @@ int launch(struct launch *l, struct place *where)
     int failed = 0;
     l->fds[L_ROOT] = root_fd();
     for (int i = 0; i <= L_ROOT; i++)
-        failed |= l->fds[i] < 0;
+        failed |= l->fds[i] < 0 && !(i == L_SPEC && l->spec);
     if (!failed)
         failed = hand_over(l, where);
     for (int i = 0; i < L_FDS; i++)
@@ -189,10 +196,26 @@ bool place_unread(const struct place *at)
     return at->sock > 0 && recv(at->sock, &byte, 1, MSG_DONTWAIT) < 0 && errno == ECONNRESET;
 }
 
+/* The last nest goes when so many were not needed for a while; when to look again. */
+static uint64_t expire(uint64_t now)
+{
+    struct nest *last = &nests[wanted - 1];
+    if (wanted <= NESTS_FEW || last->busy)
+        return UINT64_MAX;
+    if (now >= needed_at + NEST_IDLE_NS) {
+        if (last->used)
+            nest_retire(last);
+        wanted--;
+        needed_at = now;
+    }
+    return needed_at + NEST_IDLE_NS;
+}
+
 /* Makes what is missing; returns when it wants to be asked again. */
 uint64_t spares_refill(uint64_t now, bool at_once)
 {
-    for (int i = 0; i < NESTS && launcher_fd >= 0; i++) {
+    uint64_t due = expire(now);
+    for (int i = 0; i < wanted && launcher_fd >= 0; i++) {
         struct nest *n = &nests[i];
         if (n->busy || (n->used && n->next.used))
             continue;
@@ -201,13 +224,13 @@ uint64_t spares_refill(uint64_t now, bool at_once)
         if (!n->used) {
             memset(n, 0, sizeof *n);
             if (ask_with_leaf(&n->root, NEST_BIT))
-                return UINT64_MAX;
+                return due;
             n->used = true;
         }
         if (ask(n->root.sock, &n->next, 0, -1))
             nest_retire(n);
     }
-    return UINT64_MAX;
+    return due;
 }
 
 static struct nest *nest_of(pid_t pid)

@@ -20,6 +20,7 @@ from services.edge import probe
 from services.edge.door import Door
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver
+from services.edge.execs import Execs
 from services.edge.handlers import Commands
 from services.edge.heartbeat import Presence
 from services.edge.journal import Journal
@@ -55,6 +56,7 @@ class Edge:
         self._lock = lock(settings)
         self.link = Link()
         self.journal = Journal(settings.state_path / "journal.db")
+        self.execs = Execs(self.journal)
         self.observer = Observer(
             node=settings.node, epoch=self.epoch, link=self.link, journal=self.journal
         )
@@ -73,7 +75,7 @@ class Edge:
             measured=lambda: self.meter.last,
         )  # fmt: skip
         self.door = Door(
-            self.supervisor, node=settings.node, link=self.link, journal=self.journal,
+            self.supervisor, node=settings.node, link=self.link, execs=self.execs,
             observer=self.observer, clock=clock, ops_per_sandbox=settings.ops_per_sandbox,
             ops_per_node=settings.ops_per_node,
             connections_per_sandbox=settings.connections_per_sandbox,
@@ -108,6 +110,7 @@ class Edge:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             await self.supervisor.close()
+            self.execs.close()
             await self.health.close()
             self._lock.close()
 

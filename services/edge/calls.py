@@ -20,13 +20,6 @@ USES = frozenset({"i", "f", "s", "z"})
 _TOKENS = 8
 COUNT_DIGITS_MAX = 20
 
-SIGNALS = frozenset(
-    {
-        "0", "HUP", "INT", "QUIT", "KILL", "USR1", "USR2", "TERM", "CONT", "STOP", "TSTP",
-        "TTIN", "TTOU", "WINCH", "PIPE", "ALRM",
-    }
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -83,11 +76,3 @@ def have(text: str) -> tuple[int, int]:
     if len(counts) != 2 or not all(map(_is_count, counts)):
         raise InvalidRequest("two decimal numbers", field=HEADER_HAVE)
     return int(counts[0]), int(counts[1])
-
-
-def count(data: bytes) -> int:
-    """A decimal count in a frame. Raises ``InvalidRequest``."""
-    try:
-        return int(data)
-    except ValueError:
-        raise InvalidRequest("a count is a decimal number", field="count") from None

@@ -27,7 +27,7 @@ V1_WANTED = ("memory", "pids", "cpu", "cpuacct", "freezer")
 WORK = "work"
 AGENT = "agent"
 CPU_PERIOD_US = 100_000
-PIDS_OF_AGENT = 5  # the launcher, nests and spares live in the workload's groups
+PIDS_OF_AGENT = 13  # the launcher, six nests and their spares live in the workload's groups
 KILL_WAIT_S = 5.0
 REMOVE_WAIT_S = 2.0
 POLL_S = 0.0005
@@ -216,7 +216,7 @@ class CgroupDriver:
             cpu_s=cpu_s,
             memory_bytes=_number(memory / used),
             memory_peak_bytes=_number(memory / peak),
-            pids=max(0, _number(pids) - PIDS_OF_AGENT + 1),
+            pids=max(0, _number(pids) - sum(map(_is_helper, _pids_below(work2))) + 1),
             oom_kills=_keyed(self._oom_file(groups), "oom_kill"),
         )
 
@@ -332,6 +332,13 @@ def _pids_below(directory: Path) -> Iterator[int]:
     for file in directory.rglob("cgroup.procs"):
         with contextlib.suppress(OSError):
             yield from map(int, file.read_text().split())
+
+
+def _is_helper(pid: int) -> bool:
+    """Whether it is the agent's launcher, a nest or its spare; they come and go."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text() == "aether\n"
+    return False
 
 
 def _blocks_term(pid: int) -> bool:

@@ -8,8 +8,8 @@ It subscribes with its own callback on the connection, not through FastStream: t
 the hottest path of the system, a FastStream subscriber costs about 55 µs a message and
 this one 7 (docs/adr/0002), and frames of one operation must be taken in order.
 
-Exactly once: before a command runs, its operation id and the request's hash are in the
-journal, and its result follows. The same id again attaches to the running command, or
+Exactly once: before a command runs, its operation id and the request's hash are kept
+(execs), and its result follows. The same id again attaches to the running command, or
 repeats the result; with other content it is a conflict. Where the edge ended in between,
 the command that goes on in the sandbox is followed again; where nobody knows it any more
 its outcome is unknown and said to be so: it never runs twice.
@@ -33,8 +33,9 @@ from services.edge import calls, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
 from services.edge.drivers.base import Resumable
+from services.edge.drivers.offers import offered
+from services.edge.execs import Execs
 from services.edge.finished import Finished
-from services.edge.journal import Journal
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
@@ -70,14 +71,14 @@ class Door:
     """Operations in flight, by (uid, operation id)."""
 
     def __init__(
-        self, supervisor: Supervisor, *, node: str, link: Link, journal: Journal,
+        self, supervisor: Supervisor, *, node: str, link: Link, execs: Execs,
         observer: Observer, clock: Clock, ops_per_sandbox: int, ops_per_node: int,
         connections_per_sandbox: int,
     ) -> None:  # fmt: skip
         self._supervisor = supervisor
         self._node = node
         self._link = link
-        self._journal = journal
+        self._execs = execs
         self._observer = observer
         self._clock = clock
         self._ops_per_sandbox = ops_per_sandbox
@@ -179,7 +180,7 @@ class Door:
         )  # fmt: skip
         op.takes_input = getattr(request, "stdin", False)
         op.runs_by(sandbox.clock)
-        op.stays = verb.resume is not None and isinstance(sandbox.driver, Resumable)
+        op.stays = verb.resume is not None and offered(sandbox.driver, Resumable) is not None
         op.repeats = not verb.once(request)
         headers = msg.headers or {}
         if have := headers.get(HEADER_HAVE):
@@ -227,13 +228,8 @@ class Door:
         if verb.once(request):
             uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
             joins = not hash_
-            row = await self._journal.run(
-                lambda db: (
-                    records.find_exec(db, uid, op_id)
-                    if joins
-                    else records.begin_exec(db, uid, op_id, hash_, now)
-                )
-            )
+            execs = self._execs
+            row = await (execs.find(uid, op_id) if joins else execs.begin(uid, op_id, hash_, now))
             if row is None and joins:
                 raise NotFound(f"no operation {op_id} in this sandbox", field="op_id")
             if row is not None:
@@ -251,7 +247,7 @@ class Door:
         what was begun needs none."""
         await sandbox.found()
         uid, op_id = sandbox.uid, op.op_id
-        if not once or not await self._journal.run(lambda db: records.find_exec(db, uid, op_id)):
+        if not once or not await self._execs.find(uid, op_id):
             await sandbox.ready()
 
     def _cut_short(self, op: Operation, verb: Verb) -> tuple[DsecError | None, Any]:
@@ -289,9 +285,9 @@ class Door:
             if _did_not_begin(error) and (op.left or op.resumed):
                 pass  # it goes on: whoever asks again follows it
             elif _did_not_begin(error):  # then the same operation may be tried again
-                changes.append(records.exec_dropped(*key))
+                changes.append(self._execs.dropped(*key))
             else:
-                changes.append(records.exec_ended(*key, _recorded(op, reply, final)))
+                changes.append(self._execs.ended(*key, _recorded(op, reply, final)))
         await op.finish(final)
         self._running.pop(key, None)
         self._room.leave(op.call)

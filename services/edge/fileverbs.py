@@ -24,6 +24,7 @@ from schemas.exec import (
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import Handle
 from services.edge.drivers.files import FileChange, FileInfo, Files, FileTrees
+from services.edge.drivers.offers import offered
 from services.edge.operation import Operation
 from shared.errors import Conflict, Internal, InvalidRequest, Unsupported
 
@@ -34,15 +35,15 @@ LINES_BYTES = 128 * 1024
 
 
 def _files(sandbox: Sandbox) -> tuple[Files, Handle]:
-    driver = sandbox.driver
-    if not isinstance(driver, Files):
+    driver = offered(sandbox.driver, Files)
+    if driver is None:
         raise Unsupported(f"backend {sandbox.backend} has no files", field="backend")
     return driver, sandbox.present()
 
 
 def _trees(sandbox: Sandbox) -> tuple[FileTrees, Handle]:
-    driver = sandbox.driver
-    if not isinstance(driver, FileTrees):
+    driver = offered(sandbox.driver, FileTrees)
+    if driver is None:
         raise Unsupported(f"backend {sandbox.backend} has single files only", field="backend")
     return driver, sandbox.present()
 
@@ -79,10 +80,13 @@ async def read(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileRep
     )  # fmt: skip
     async for chunk in chunks:
         size += len(chunk)
-        held += chunk
-        if size > INLINE_BYTES:
+        if size <= INLINE_BYTES:
+            held += chunk
+            continue
+        if held:
             await op.output("stdout", bytes(held))
             held.clear()
+        await op.output("stdout", chunk)
     inline = size <= INLINE_BYTES
     return FileReply(
         op_id=request.op_id, size=before + size, data=bytes(held) if inline else None
@@ -128,8 +132,8 @@ async def resume_input(
     sandbox: Sandbox, request: FileRequest, op: Operation
 ) -> FileReply | None:
     """Goes on with an input of an earlier edge process; ``None`` where nobody knows it."""
-    driver = sandbox.driver
-    if request.data is not None or not isinstance(driver, FileTrees):
+    driver = offered(sandbox.driver, FileTrees)
+    if request.data is not None or driver is None:
         return None
     op.terminal = op.resumed = op.takes_input = True
     chunks = _sized(op, request.size)

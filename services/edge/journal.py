@@ -10,7 +10,9 @@ sandboxes that the drivers then report as gone. FULL would cost an fsync a batch
 way of every create and exec.
 
 The thread takes whatever waits and makes one transaction of it, so a burst costs one
-commit; callers wait for the commit of their batch.
+commit; callers wait for the commit of their batch. Changes that nobody waits for are
+gathered for ``LINGER_S``: each time the thread wakes up it competes for the interpreter
+with the loop.
 """
 
 from __future__ import annotations
@@ -37,6 +39,10 @@ BATCH = 512
 MAX_WAITING = 50_000
 PRUNE_S = 300.0
 BUSY_S = 5.0
+LINGER_S = 0.01
+"""How long changes that nobody waits for are gathered,"""
+MAX_POSTED = 1_000
+"""and how many."""
 RESERVE_BYTES = 6 << 20
 """What can still be journalled when a sandbox has filled the node's disk, so that
 commands run on and stops are kept; more than SQLite's log grows to on its own."""
@@ -46,11 +52,15 @@ Work = Callable[[sqlite3.Connection], T]
 
 
 class _Job(Generic[T]):
-    __slots__ = ("error", "future", "result", "work")
+    __slots__ = ("done", "error", "future", "result", "work")
 
-    def __init__(self, work: Work[T], future: asyncio.Future[T] | None) -> None:
+    def __init__(
+        self, work: Work[T], future: asyncio.Future[T] | None,
+        done: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self.work = work
         self.future = future
+        self.done = done
         self.result: T | None = None
         self.error: Exception | None = None
 
@@ -66,6 +76,12 @@ class Journal:
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._posted: list[_Job[Any]] = []
+
+    def reader(self) -> sqlite3.Connection:
+        """Another connection, for reading what is committed. Raises ``sqlite3.Error``."""
+        address = f"{self.path.absolute().as_uri()}?mode=ro"
+        return sqlite3.connect(address, uri=True, timeout=0.0, isolation_level=None)
 
     def start(self) -> None:
         """Begins writing. Read :attr:`db` before; afterwards it is the thread's."""
@@ -76,6 +92,7 @@ class Journal:
     async def close(self) -> None:
         """Commits what waits, then closes the file."""
         if self._thread is not None:
+            self.flush()
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)
             self._thread = None
@@ -96,16 +113,33 @@ class Journal:
         self._put(_Job(work, future))
         return await future
 
-    def post(self, *changes: Change) -> None:
-        """Changes whose commit nobody waits for; in order with all others."""
-        self._put(_Job(lambda db: _apply(db, changes), None))
+    def post(self, *changes: Change, done: Callable[[], None] | None = None) -> None:
+        """Changes whose commit nobody waits for; in order with all others. ``done`` is
+        called once they are committed."""
+        self._check()
+        if not self._posted and self._loop is not None:
+            self._loop.call_later(LINGER_S, self.flush)
+        self._posted.append(_Job(lambda db: _apply(db, changes), None, done))
+        if len(self._posted) >= MAX_POSTED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Has what was posted committed now: what was published is not to be published
+        again, for one."""
+        posted, self._posted = self._posted, []
+        for job in posted if self._thread is not None else ():
+            self._jobs.put(job)
 
     def _put(self, job: _Job[Any]) -> None:
+        self._check()
+        self.flush()
+        self._jobs.put(job)
+
+    def _check(self) -> None:
         if self._thread is None:
             raise Unavailable("the journal is closed")
         if self._jobs.qsize() >= MAX_WAITING:
             raise Unavailable("the journal is overloaded", retry_after_s=1.0)
-        self._jobs.put(job)
 
     def _run(self) -> None:
         pruned_at = time.monotonic()
@@ -134,7 +168,7 @@ class Journal:
             for job in jobs:
                 job.error = exc
                 log.error("journal: not written: %r", exc)
-        waiting = [job for job in jobs if job.future is not None]
+        waiting = [job for job in jobs if job.future is not None or job.done is not None]
         if waiting and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is gone: so are the waiters
                 self._loop.call_soon_threadsafe(_settle, waiting)
@@ -153,6 +187,8 @@ class Journal:
 
 def _settle(jobs: list[_Job[Any]]) -> None:
     for job in jobs:
+        if job.done is not None and job.error is None:
+            job.done()
         if job.future is None or job.future.done():
             continue
         if job.error is None:

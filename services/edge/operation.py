@@ -23,11 +23,13 @@ from schemas.exec import (
     HEADER_OFFSET,
     HEADER_SOURCE,
     INLINE_BYTES,
+    LATE_BYTES,
     WINDOW_BYTES,
     ExecReply,
 )  # fmt: skip
-from services.edge.calls import SIGNALS, Call, count
+from services.edge.calls import Call
 from services.edge.drivers.base import Resize, Stream
+from services.edge.orders import Orders, count_of, signal_of, size_of
 from services.edge.runclock import RunClock
 from shared.clock import Clock
 from shared.errors import Conflict, DeadlineExceeded, DsecError, Internal, InvalidRequest
@@ -37,7 +39,6 @@ STALL_S = 300.0
 """Longest wait for a client that confirms no output."""
 RETAINED_BYTES = 1024 * 1024
 """Confirmed output that is kept for a client that joins."""
-MAX_CONTROL = 64
 FRAME_OF: dict[str, str] = {"stdout": "o", "stderr": "e"}
 
 Frame = tuple[int, str, bytes]
@@ -60,6 +61,7 @@ class Operation:
         self.reply_to = reply_to
         self.begun_at = clock.now()
         self.streaming = True
+        self.late = False  # output is in no hurry while there is little of it
         self.task: asyncio.Task[None] | None = None
         self.aborted: DsecError | None = None
         self.cancelled = False
@@ -99,15 +101,16 @@ class Operation:
         self._run: RunClock | None = None
         self._stood_before_s, self._told_runs = 0.0, True
         self._arrived = asyncio.Event()
-        self._control: asyncio.Queue[str | None] = asyncio.Queue(MAX_CONTROL)
-        self._size: Resize | None = None
+        self._orders = Orders()
 
     # -- out ----------------------------------------------------------------------
 
     async def output(self, stream: Stream, data: bytes) -> None:
         """Output in order: in frames, waiting for a slow client, or kept for the final
         reply."""
-        if not self.streaming:
+        if self.late and sum(map(len, self.kept.values())) + len(data) > LATE_BYTES:
+            await self._release()
+        if self.late or not self.streaming:
             if len(self.kept[stream]) + len(data) > INLINE_BYTES:  # what it was told to keep to
                 raise Internal(f"the sandbox sent more than {INLINE_BYTES} bytes", cause="runtime")
             self.kept[stream] += data
@@ -115,8 +118,17 @@ class Operation:
         if skip := min(self._skip[stream], len(data)):
             self._skip[stream] -= skip
             data = data[skip:]
-        for start in range(0, len(data), CHUNK_BYTES):
+        for start in range(0, len(data), CHUNK_BYTES):  # bytes of bytes are no copy
             await self._frame(FRAME_OF[stream], bytes(data[start : start + CHUNK_BYTES]))
+
+    async def _release(self) -> None:
+        """What was kept for the final reply goes out in frames after all, and the rest
+        as it comes."""
+        self.late = False
+        held = [(stream, bytes(data)) for stream, data in self.kept.items() if data]
+        for stream, data in held:
+            self.kept[stream].clear()
+            await self._frame(FRAME_OF[stream], data)
 
     async def _frame(self, frame: str, data: bytes) -> None:
         while self._sent - self._confirmed + len(data) > self.window_bytes:
@@ -172,6 +184,8 @@ class Operation:
     async def join(self, reply_to: str, offset: int) -> None:
         """Answers go to a client that knows nothing but the operation's id: whether it
         takes input and from which count on, then retained output from ``offset`` on."""
+        if self.late:
+            await self._release()
         async with self._sending:
             self._heard_at = self._clock.monotonic()
             self._moved, self._hole = True, False
@@ -269,11 +283,11 @@ class Operation:
         if frame in ("i", "f"):
             self._input_frame(data, offset, end=frame == "f")
         elif frame == "w":
-            self._confirm(count(data))
+            self._confirm(count_of(data))
         elif frame == "s":
-            self._signal(data.decode("ascii", "replace").upper().removeprefix("SIG"))
+            self._orders.put(signal_of(data))
         elif frame == "z":
-            self._resize(data)
+            self._orders.put(size_of(data))
         elif frame == "c":
             self.cancel()
         else:
@@ -316,25 +330,6 @@ class Operation:
         while self._retained_bytes > self.retained_max_bytes:
             self._retained_bytes -= len(self._retained.popleft()[2])
 
-    def _signal(self, name: str) -> None:
-        if name not in SIGNALS:
-            raise InvalidRequest(f"signal {name[:20]!r} is unknown", field="signal")
-        if self._control.full():
-            raise InvalidRequest("too many signals wait", field="signal")
-        self._control.put_nowait(name)
-
-    def _resize(self, data: bytes) -> None:
-        rows, sign, cols = data.partition(b" ")
-        size = Resize(count(rows), count(cols if sign else b""))
-        if not (0 < size.rows < 1 << 16 and 0 < size.cols < 1 << 16):
-            raise InvalidRequest("a terminal's size is out of bounds", field="pty")
-        waits, self._size = self._size is not None, size
-        if waits:
-            return  # the newest of those that wait is enough
-        if self._control.full():
-            raise InvalidRequest("too many signals wait", field="signal")
-        self._control.put_nowait(None)
-
     def preset(self, data: bytes) -> None:
         """All input there will be."""
         self._whole = data
@@ -368,15 +363,9 @@ class Operation:
             self._arrived.clear()
             await self._arrived.wait()
 
-    async def control(self) -> AsyncIterator[str | Resize]:
-        """Signals for the command and sizes of its terminal."""
-        while True:
-            order = await self._control.get()
-            if order is not None:
-                yield order
-            elif self._size is not None:
-                size, self._size = self._size, None
-                yield size
+    def control_to(self, take: Callable[[str | Resize], None]) -> None:
+        """Gives signals for the command and sizes of its terminal to ``take``."""
+        self._orders.give_to(take)
 
     # -- its end ------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ MAX_TOMBSTONES = 1_000_000
 EXEC_S = 24 * 3_600.0
 MAX_EXECS = 50_000
 """Results kept for repetition; the oldest go first."""
+SENT_ROWS = 250
+"""Rows deleted by one statement; SQLite's bound of parameters is 999 and more."""
 
 Change = tuple[str, tuple[Any, ...]]
 
@@ -178,7 +180,8 @@ def outbox(row: int, kind: str, data: bytes) -> Change:
 
 def outbox_sent(rows: Sequence[int]) -> list[Change]:
     """It is stored on the bus."""
-    return [("delete from outbox where id = ?", (row,)) for row in rows]
+    chunks = [tuple(rows[at : at + SENT_ROWS]) for at in range(0, len(rows), SENT_ROWS)]
+    return [(f"delete from outbox where id in ({','.join('?' * len(c))})", c) for c in chunks]
 
 
 def prune(now: float) -> list[Change]:

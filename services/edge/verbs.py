@@ -31,6 +31,7 @@ from services.edge.drivers.base import (
     Resize,
     Resumable,
 )  # fmt: skip
+from services.edge.drivers.offers import offered
 from services.edge.operation import Operation
 from services.edge.ports import Connection, run_connect
 from shared.errors import InvalidRequest, SandboxDied, Unavailable
@@ -83,17 +84,19 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
     """Runs a command; see :class:`schemas.exec.ExecRequest`."""
     handle = sandbox.present()
     op.streaming, op.terminal = request.stream, request.pty is not None
+    op.late = request.stream and request.late
     if request.stdin_data is not None:
         op.preset(request.stdin_data)
     elif request.stdin:
         await op.want_input()
     seq = sandbox.next_seq()
     spec = _exec_spec(request)
-    limit_s = None if request.timeout_s is None else request.timeout_s + BACKSTOP_S
-    if request.session is not None:
-        limit_s = None  # its time begins with its turn, which only the agent knows
+    if request.timeout_s is None or request.session is not None:
+        # a session's time begins with its turn, which only the agent knows
+        outcome = await sandbox.driver.exec(handle, spec, op)
+        return _exec_reply(sandbox, op, outcome, seq)
     try:
-        async with sandbox.clock.timeout(limit_s):
+        async with sandbox.clock.timeout(request.timeout_s + BACKSTOP_S):
             outcome = await sandbox.driver.exec(handle, spec, op)
     except TimeoutError:
         outcome = ExecOutcome(None, signal="KILL", timed_out=True)
@@ -114,8 +117,8 @@ def _exec_reply(sandbox: Sandbox, op: Operation, outcome: ExecOutcome, seq: int)
 async def resume_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> ExecReply | None:
     """Follows a command of an earlier edge process; ``None`` where nobody knows it. Who
     attaches by its id alone gets it as a stream, with input."""
-    driver = sandbox.driver
-    if not isinstance(driver, Resumable):
+    driver = offered(sandbox.driver, Resumable)
+    if driver is None:
         return None
     handle = sandbox.present()
     op.streaming = request.stream or request.attach

@@ -21,6 +21,7 @@ from services.edge.drivers.base import (
     ExecSpec,
     Exited,
     Handle,
+    Resize,
     StartSpec,
     Stream,
 )  # fmt: skip
@@ -95,11 +96,12 @@ class Recorder:
     """An ``ExecIO`` that keeps what it gets."""
 
     stdin: list[bytes] = field(default_factory=list)
-    signals: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     stdout: bytes = b""
     stderr: bytes = b""
     started: asyncio.Event = field(default_factory=asyncio.Event)
     delay_s: float = 0.0
+    _take: Callable[[str | Resize], None] | None = None
+    _waiting: list[str | Resize] = field(default_factory=list)
 
     async def output(self, stream: Stream, data: bytes) -> None:
         if self.delay_s:
@@ -117,9 +119,14 @@ class Recorder:
     async def resumes(self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)) -> None:
         self.base = base
 
-    async def control(self) -> AsyncIterator[str]:
-        while True:
-            yield await self.signals.get()
+    def control_to(self, take: Callable[[str | Resize], None]) -> None:
+        self._take = take
+        for order in self._waiting:
+            take(order)
+
+    def order(self, order: str | Resize) -> None:
+        """A signal, or a new size of the terminal."""
+        self._take(order) if self._take else self._waiting.append(order)
 
 
 @dataclass(frozen=True)

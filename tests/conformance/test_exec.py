@@ -65,7 +65,7 @@ async def test_a_signal_reaches_the_command(driver: Driver, sandbox: Handle) -> 
     script = "trap 'echo got; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
     task = asyncio.ensure_future(run(driver, sandbox, script, io=io, timeout_s=20))
     await io.started.wait()
-    io.signals.put_nowait("TERM")
+    io.order("TERM")
     ran = await task
     assert (ran.code, ran.stdout) == (5, b"ready\ngot\n")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from services.edge.agent import wire
 from services.edge.agent.wire import Msg, ProtocolError
@@ -18,6 +18,7 @@ HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both s
 MERGED_BYTES = 64 * 1024  # small pieces of output that wait become one of about this size
 NOTES = frozenset({Msg.OK, Msg.EOF})  # of a connection: it is made; its output has ended
 OnNote = Callable[[int], Awaitable[None]]
+BULK_BYTES = 4096  # from this size on output is handed on without another copy
 
 
 class Arriving:
@@ -29,6 +30,8 @@ class Arriving:
         self._growing: dict[int, bytearray] = {}  # by stream, the newest that waits
         self.ready = asyncio.Event()
         self.held_bytes = 0
+        self.output_bytes = 0
+        self.consumed = {wire.STDOUT: 0, wire.STDERR: 0}  # without credit for it
         self.stdin_credit = wire.WINDOW_BYTES
         self.credit_changed = asyncio.Event()
         self.ended = False
@@ -90,3 +93,9 @@ class Arriving:
             if self._growing.get(stream) is value:
                 del self._growing[stream]
         return type_, value
+
+
+def data_of(payload: bytes) -> bytes:
+    """The data of a DATA payload: of a large one a view, which is as good as bytes to
+    whoever copies it or joins it."""
+    return payload[1:] if len(payload) < BULK_BYTES else cast(bytes, memoryview(payload)[1:])

@@ -11,43 +11,37 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
 from services.edge.agent import handshake, wire
-from services.edge.agent.arriving import NOTES, Arriving, OnNote
+from services.edge.agent.arriving import NOTES, Arriving, OnNote, data_of
 from services.edge.agent.handshake import CgroupFds
+from services.edge.agent.listing import Listed, listed
 from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
 from shared.errors import DsecError, Unavailable
 
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
+READ_BYTES = 512 * 1024
 START_ATTEMPTS = 4
 ANSWER_S = 10.0  # the agent's answer to a request that is one frame
 OP_ID_MAX = 0xFFFFFFF0
-
+CREDIT_BYTES = wire.WINDOW_BYTES // 4  # consumed before the agent is told
+ACK_LATER_S = 0.1  # acknowledgements wait this long, longer than the journal takes
+ACK_LATER_MAX = 16  # of them wait; the agent keeps 64 results
+ACK_LATER_BYTES = 64 * 1024  # an operation with more output is acknowledged at once
 OnOutput = Callable[[int, bytes], Awaitable[None]]
-Control = AsyncIterator[tuple[int, bytes]]  # frames for a running operation: type, payload
+Control = Callable[[Callable[[int, bytes], None]], None]
+"""Is given, once, what sends a frame (type, payload) to the running operation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """An operation the agent knows; ``taken``: the bytes of input it was given;
-    ``terminal``: whether it is on one; ``base``: the bytes of stdout and stderr before
-    those it retains."""
-
-    id: int
-    key: str
-    done: bool
-    taken: int = 0
-    terminal: bool = False
-    base: tuple[int, int] = (0, 0)
-
-
-class AgentClient(asyncio.Protocol):
+class AgentClient(asyncio.BufferedProtocol):
     """One connection. Made by :meth:`connect`; every method may run concurrently."""
+
+    _incoming = memoryview(bytearray(READ_BYTES))
+    """Of all connections: what is in it is taken out before the loop reads again."""
 
     def __init__(self, hello: Fields, decoder: wire.FrameDecoder) -> None:
         self.generation = hello.text(Tag.GENERATION)
@@ -58,6 +52,7 @@ class AgentClient(asyncio.Protocol):
         self._on_lost: Callable[[], None] | None = None
         self._room = asyncio.Event()  # to write: an agent that does not read makes us wait
         self._room.set()
+        self._acks: list[bytes] = []
         self.lost = False
         self.leaving = False  # what runs goes on when its follower is cancelled
 
@@ -121,9 +116,12 @@ class AgentClient(asyncio.Protocol):
         # not checked at run time: an event loop may bring transports of its own
         self._transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._incoming
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            for got in self._decoder.feed(data):
+            for got in self._decoder.feed(self._incoming[:nbytes]):
                 self._dispatch(got)
         except ProtocolError:
             if self._transport is not None:
@@ -157,7 +155,7 @@ class AgentClient(asyncio.Protocol):
             op.put_end(Msg.ERROR, handshake.error_of(Fields(got.payload)))
         elif got.type == Msg.LISTING:
             records = wire.split_records(got.payload, Tag.OP_ID)
-            op.put_end(Msg.LISTING, [_listed(r) for r in records])
+            op.put_end(Msg.LISTING, [listed(r) for r in records])
         elif got.type == Msg.RESULT:
             op.put_end(Msg.RESULT, Fields(got.payload))
         elif got.type in NOTES:
@@ -174,15 +172,39 @@ class AgentClient(asyncio.Protocol):
 
     async def _send_in_turn(self, type_: int, op_id: int, payload: bytes = b"") -> None:
         """As :meth:`_send`, once there is room."""
-        if not self._room.is_set():
-            await self._room.wait()
+        await self._until_room()
         self._send(type_, op_id, payload)
+
+    async def _until_room(self) -> None:
+        if not self._room.is_set():  # an agent that does not read is waited for
+            await self._room.wait()
 
     def _broken(self, what: str) -> DsecError:
         """Ends the connection of an agent that breaks the protocol."""
         if self._transport is not None:
             self._transport.abort()
         return Unavailable(f"the sandbox's agent broke the protocol: {what}")
+
+    async def _send_data(self, op: Arriving, piece: memoryview) -> None:
+        await self._until_room()
+        if self.lost or self._transport is None:
+            raise Unavailable("the connection to the sandbox's agent ended")
+        self._transport.writelines((wire.data_frame(op.id, wire.STDIN, len(piece)), piece))
+
+    def _ack(self, op: Arriving) -> None:
+        """The agent may forget the operation. It is told of several at once: it would wake
+        up for nothing else, once a command. And until then an edge that dies before the
+        result is in its journal finds it with the agent."""
+        self._acks.append(wire.frame(Msg.ACK, op.id))
+        if op.output_bytes > ACK_LATER_BYTES or len(self._acks) >= ACK_LATER_MAX:
+            self._send_acks()
+        elif len(self._acks) == 1:
+            asyncio.get_running_loop().call_later(ACK_LATER_S, self._send_acks)
+
+    def _send_acks(self) -> None:
+        acks, self._acks = self._acks, []
+        if acks and self._transport is not None and not self.lost and not self.leaving:
+            self._transport.write(b"".join(acks))
 
     def _open(self) -> Arriving:
         op = Arriving(self._next_id)
@@ -252,39 +274,34 @@ class AgentClient(asyncio.Protocol):
         self, op: Arriving, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
         control: Control | None,
     ) -> Fields:  # fmt: skip
-        pumps = []
         if control is not None:  # first: a size comes before what is typed after it
-            pumps.append(asyncio.ensure_future(self._pump_control(op, control)))
-        if stdin is not None:
-            pumps.append(asyncio.ensure_future(self._pump_stdin(op, stdin)))
+            control(lambda type_, payload: self._send_to(op, type_, payload))
+        pump = None if stdin is None else asyncio.ensure_future(self._pump_stdin(op, stdin))
         try:
-            return await self._events(op, on_output, pumps)
+            return await self._events(op, on_output, pump)
         except BaseException:
             await self._kill(op)
             raise
         finally:
-            for pump in pumps:
+            if pump is not None:
                 pump.cancel()
             self._ops.pop(op.id, None)
             if not self.lost and not self.leaving:
-                self._send(Msg.ACK, op.id)
+                self._ack(op)
 
     async def _events(
-        self, op: Arriving, on_output: OnOutput, pumps: Sequence[asyncio.Future[None]]
+        self, op: Arriving, on_output: OnOutput, pump: asyncio.Future[None] | None
     ) -> Fields:
         while True:
             type_, value = await op.next()
             if type_ == Msg.DATA:
-                await on_output(value[0], bytes(value[1:]))
-                credit = value[:1] + (len(value) - 1).to_bytes(4, "little")
-                if not self.lost:
-                    await self._send_in_turn(Msg.CREDIT, op.id, credit)
+                await on_output(value[0], data_of(value))
+                await self._consumed(op, value)
             elif type_ == Msg.ERROR:
                 op.events.clear()
                 op.put(type_, value)  # it is over: there is nothing to kill and wait for
-                failed = [p for p in pumps if p.done() and not p.cancelled() and p.exception()]
-                if failed:
-                    failed[0].result()
+                if pump and pump.done() and not pump.cancelled() and pump.exception():
+                    pump.result()
                 raise value
             elif type_ == Msg.RESULT:
                 return cast(Fields, value)
@@ -292,6 +309,22 @@ class AgentClient(asyncio.Protocol):
                 await op.on_note(type_)
             else:
                 raise self._broken("no result of an operation")
+
+    async def _consumed(self, op: Arriving, data: bytes) -> None:
+        """Grants credit for a DATA payload, and for those before it that were too small
+        to be worth a frame."""
+        stream, op.output_bytes = data[0], op.output_bytes + len(data) - 1
+        consumed = op.consumed.get(stream, 0) + len(data) - 1
+        if consumed >= CREDIT_BYTES:
+            await self._until_room()
+            self._send_to(op, Msg.CREDIT, bytes(data[:1]) + consumed.to_bytes(4, "little"))
+            consumed = 0
+        op.consumed[stream] = consumed
+
+    def _send_to(self, op: Arriving, type_: int, payload: bytes) -> None:
+        """A frame that is for nobody once the operation or the connection is over."""
+        if op.id in self._ops and not self.lost:
+            self._send(type_, op.id, payload)
 
     async def _kill(self, op: Arriving) -> None:
         """Ends what still runs and waits for the agent's word that it is gone."""
@@ -304,31 +337,27 @@ class AgentClient(asyncio.Protocol):
                     type_, value = await op.next()
                     if type_ != Msg.DATA:
                         return
-                    credit = value[:1] + (len(value) - 1).to_bytes(4, "little")
-                    await self._send_in_turn(Msg.CREDIT, op.id, credit)
+                    await self._consumed(op, value)
         except (TimeoutError, Unavailable):
             return
 
     async def _pump_stdin(self, op: Arriving, chunks: AsyncIterator[bytes]) -> None:
         try:
             async for chunk in chunks:
-                for at in range(0, len(chunk), wire.CHUNK_BYTES):
-                    piece = chunk[at : at + wire.CHUNK_BYTES]
+                view = memoryview(chunk)
+                for at in range(0, len(view), wire.CHUNK_BYTES):
+                    piece = view[at : at + wire.CHUNK_BYTES]
                     while op.stdin_credit < len(piece):
                         op.credit_changed.clear()
                         await op.credit_changed.wait()
                         if self.lost:
                             return
                     op.stdin_credit -= len(piece)
-                    await self._send_in_turn(Msg.DATA, op.id, bytes([wire.STDIN]) + piece)
+                    await self._send_data(op, piece)
         except Exception:
             self._send(Msg.KILL, op.id)  # an input that broke off is not an end of input
             raise
         self._send(Msg.EOF, op.id)
-
-    async def _pump_control(self, op: Arriving, frames: Control) -> None:
-        async for type_, payload in frames:
-            self._send(type_, op.id, payload)
 
 
 async def started(attempt: Callable[[], Awaitable[Fields]]) -> Fields:
@@ -349,14 +378,3 @@ async def _unheard(_type: int) -> None:
 
 def _usable_id(number: int) -> int:
     return number if 0 < number <= OP_ID_MAX else 1
-
-
-def _listed(record: Fields) -> Listed:
-    number = record.number(Tag.OP_ID)
-    if not 0 < number < 1 << 32:
-        raise ProtocolError("an operation has an id of 32 bits")
-    return Listed(
-        number, record.text(Tag.KEY), record.text(Tag.STATE) == "done",
-        record.number(Tag.TAKEN), bool(record.number(Tag.ROWS)),
-        (record.number(Tag.BASE_OUT), record.number(Tag.BASE_ERR)),
-    )  # fmt: skip

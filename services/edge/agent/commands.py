@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import struct
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 
 from services.edge.agent import wire
@@ -128,9 +128,8 @@ def signal_number(name: str) -> int:
         raise InvalidRequest(f"unknown signal {name!r}", field="signal") from None
 
 
-async def _frames(orders: AsyncIterator[str | Resize]) -> Control:
-    async for order in orders:
-        yield control_frame(order)
+def _control(io: ExecIO) -> Control:
+    return lambda send: io.control_to(lambda order: send(*control_frame(order)))
 
 
 async def run_command(
@@ -145,7 +144,7 @@ async def run_command(
     def attempt() -> Awaitable[Fields]:
         return agent.run(
             Msg.EXEC, payload, on_output,
-            stdin=io.input() if spec.stdin else None, control=_frames(io.control()),
+            stdin=io.input() if spec.stdin else None, control=_control(io),
         )  # fmt: skip
 
     # input that was sent cannot be had again
@@ -169,6 +168,6 @@ async def resume_command(
     await io.resumes(taken=found.taken, terminal=found.terminal, base=found.base)
     result = await agent.attach(
         found.id, on_output,
-        stdin=io.input() if stdin else None, control=_frames(io.control()),
+        stdin=io.input() if stdin else None, control=_control(io),
     )  # fmt: skip
     return outcome_of(result)

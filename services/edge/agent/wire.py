@@ -144,6 +144,11 @@ class Frame(NamedTuple):
     payload: bytes
 
 
+def data_frame(op_id: int, stream: int, size: int) -> bytes:
+    """What goes before the ``size`` bytes of a DATA frame."""
+    return _HEAD.pack(size + 6, Msg.DATA, op_id) + bytes([stream])
+
+
 def frame(type_: int, op_id: int, payload: bytes = b"") -> bytes:
     """One frame; raises ``ValueError`` above ``FRAME_BYTES_MAX``."""
     if len(payload) + 5 > FRAME_BYTES_MAX:
@@ -159,24 +164,42 @@ class FrameDecoder:
         self._buffer = bytearray()
         self._most = most
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete now. Raises :class:`ProtocolError`."""
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
+        """The frames that are complete now. Raises :class:`ProtocolError`. ``data`` may
+        be overwritten afterwards: only a frame that is not whole yet is copied twice."""
         buffer = self._buffer
+        if not buffer:
+            frames, at = self._cut(data)
+            buffer += data[at:]
+            return frames
         buffer += data
-        frames: list[Frame] = []
-        at, have = 0, len(buffer)
-        while have - at >= 4:
-            (length,) = struct.unpack_from("<I", buffer, at)
-            if not 5 <= length <= self._most:
-                raise ProtocolError(f"frame of {length} bytes")
-            if have - at - 4 < length:
-                break
-            _, type_, op_id = _HEAD.unpack_from(buffer, at)
-            frames.append(Frame(type_, op_id, bytes(memoryview(buffer)[at + 9 : at + 4 + length])))
-            at += 4 + length
+        frames, at = self._cut(buffer)
         if at:
             del buffer[:at]
         return frames
+
+    def _cut(self, data: bytes | bytearray | memoryview) -> tuple[list[Frame], int]:
+        """The whole frames at the beginning, and where they end."""
+        frames: list[Frame] = []
+        at, have = 0, len(data)
+        with memoryview(data) as view:
+            while have - at >= _HEAD.size:
+                length, type_, op_id = _HEAD.unpack_from(view, at)
+                if not 5 <= length <= self._most:
+                    raise ProtocolError(f"frame of {length} bytes")
+                if have - at - 4 < length:
+                    break
+                frames.append(Frame(type_, op_id, bytes(view[at + 9 : at + 4 + length])))
+                at += 4 + length
+            if 4 <= have - at < _HEAD.size:
+                self._check_length(view[at : at + 4])
+        return frames, at
+
+    def _check_length(self, raw: memoryview) -> None:
+        """So that a bad length is known as soon as it is there."""
+        length = int.from_bytes(raw, "little")
+        if not 5 <= length <= self._most:
+            raise ProtocolError(f"frame of {length} bytes")
 
 
 def field(tag: int, value: bytes | str | int) -> bytes:

@@ -186,10 +186,11 @@ class ExecIO(Protocol):
         """Chunks for stdin; its end closes stdin. Used when ``spec.stdin``."""
         ...
 
-    def control(self) -> AsyncIterator[str | Resize]:
-        """Signal names to send to the command (``TERM``, ``KILL`` …; ``0`` only asks
-        whether it is there) and sizes of its terminal, in order. None is lost, however
-        early it comes."""
+    def control_to(self, take: Callable[[str | Resize], None]) -> None:
+        """From now on calls ``take`` with the names of signals to send to the command
+        (``TERM``, ``KILL`` …; ``0`` only asks whether it is there) and the sizes of its
+        terminal, in order. None is lost: what came before is given at once. A call and
+        no iterator, because hardly a command gets any and each would cost a task."""
         ...
 
 

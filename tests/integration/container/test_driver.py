@@ -210,7 +210,11 @@ async def test_a_restarted_edge_finds_a_running_command_and_its_output(
     outcome = await fresh.resume_exec(handle, key, again)
     assert outcome is not None
     assert (outcome.exit_code, again.stdout) == (3, b"early\nlate\n")
-    assert await fresh.resume_exec(handle, key, again) is None, "taken, so forgotten"
+    agent = fresh._live[handle.uid].agent
+    async with asyncio.timeout(10):  # taken, so forgotten, a moment later
+        while await agent.list():
+            await asyncio.sleep(0.01)
+    assert await fresh.resume_exec(handle, key, again) is None
     await asyncio.gather(lost, return_exceptions=True)
     await fresh.stop(handle)
     harness.driver._live.pop(handle.uid, None)

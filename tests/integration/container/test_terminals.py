@@ -31,15 +31,10 @@ class Terminal(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.keys: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.orders: asyncio.Queue[str | Resize] = asyncio.Queue()
 
     async def input(self) -> AsyncIterator[bytes]:
         while (typed := await self.keys.get()) is not None:
             yield typed
-
-    async def control(self) -> AsyncIterator[str | Resize]:  # type: ignore[override]
-        while True:
-            yield await self.orders.get()
 
     def type(self, text: str) -> None:
         self.keys.put_nowait(text.encode())
@@ -63,11 +58,11 @@ async def test_the_size_is_there_from_the_first_moment_and_changes_follow(box: B
     for number in range(100):
         seat = Terminal()
         if number % 2:
-            seat.orders.put_nowait(Resize(50, 200))
+            seat.order(Resize(50, 200))
         work = seat.open(box, f"size{number}", "stty size; read x; stty size")
         if number % 2 == 0:
             await seat.shown("40 120\r\n")
-            seat.orders.put_nowait(Resize(50, 200))
+            seat.order(Resize(50, 200))
         seat.type("\n")
         outcome = await work
         first, last = [line for line in seat.stdout.split(b"\r\n") if line]
@@ -213,7 +208,7 @@ class Resumed(Terminal):
 async def test_a_signal_right_after_the_start_is_not_lost(box: Box, name: str) -> None:
     for number in range(25):
         io = Recorder()
-        io.signals.put_nowait(name)
+        io.order(name)
         ran = await run(*box, "sleep 30", io=io, timeout_s=10)
         assert ran.outcome.signal == name and not ran.outcome.timed_out, number
 
@@ -221,7 +216,7 @@ async def test_a_signal_right_after_the_start_is_not_lost(box: Box, name: str) -
 async def test_signals_right_after_many_starts_at_once_are_not_lost(box: Box) -> None:
     ios = [Recorder() for _ in range(16)]
     for io in ios:
-        io.signals.put_nowait("TERM")
+        io.order("TERM")
     done = await asyncio.gather(*(run(*box, ["sleep", "30"], io=io, timeout_s=10) for io in ios))
     assert [ran.outcome.signal for ran in done] == ["TERM"] * 16
 
@@ -230,9 +225,9 @@ async def test_signal_zero_only_asks(box: Box) -> None:
     """(E35) Before the start and while it runs."""
     io = Recorder()
     for _ in range(3):
-        io.signals.put_nowait("0")
+        io.order("0")
     work = asyncio.create_task(run(*box, "echo on; sleep 1; echo end", io=io))
     await io.started.wait()
-    io.signals.put_nowait("0")
+    io.order("0")
     ran = await work
     assert (ran.code, ran.stdout) == (0, b"on\nend\n")

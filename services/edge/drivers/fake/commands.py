@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from services.edge.drivers.base import ExecIO, ExecSpec
+from services.edge.drivers.base import ExecIO, ExecSpec, Resize
 from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget
 from shared.errors import DsecError, InvalidRequest, Unsupported
@@ -49,10 +49,12 @@ async def until_silent(
         await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def signals(io: ExecIO, work: asyncio.Future[Any]) -> None:
-    async for name in io.control():
-        if name in SIGNALS:
-            work.cancel(name)
+def signals(io: ExecIO, work: asyncio.Future[Any]) -> None:
+    def take(order: str | Resize) -> None:
+        if order in SIGNALS:
+            work.cancel(order)
+
+    io.control_to(take)
 
 
 async def ended(work: asyncio.Future[tuple[int, str | None]]) -> tuple[int, str | None]:

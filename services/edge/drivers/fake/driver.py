@@ -231,7 +231,7 @@ class FakeDriver(EchoPorts):
         limit = spec.output_limit_bytes
         budgets = {s: Budget(s, limit, io.output) for s in ("stdout", "stderr")}
         work = asyncio.ensure_future(self._command(live, spec, io, budgets))
-        signals = asyncio.ensure_future(commands.signals(io, work))
+        commands.signals(io, work)
         death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         live.commands.add(death)
         timed_out = False
@@ -247,9 +247,8 @@ class FakeDriver(EchoPorts):
         finally:
             live.commands.discard(death)
             death.cancel()
-            for task in (work, signals):
-                task.cancel()
-            await asyncio.gather(work, signals, return_exceptions=True)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
         if live.death:
             raise SandboxDied("the sandbox died", cause=live.death.cause)
         for budget in budgets.values():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from services.edge.agent import files, wire
 from services.edge.agent.arriving import HELD_BYTES_MAX
-from services.edge.agent.client import AgentClient
+from services.edge.agent.client import READ_BYTES, AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.agent.wire import Fields, FrameDecoder, Msg, Tag
 from services.edge.drivers.base import ExecOutcome, ExecSpec
@@ -53,6 +53,9 @@ class Line(asyncio.Transport):
         if len(self.written) > HIGH_WATER_BYTES:
             self.client.pause_writing()
 
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
     def abort(self) -> None:
         if not self.ended:
             self.ended = True
@@ -66,6 +69,14 @@ def connected(hello: bytes = b"") -> tuple[AgentClient, Line]:
     return client, line
 
 
+def receive(client: AgentClient, data: bytes) -> None:
+    """Hands data to the client as the event loop does."""
+    for at in range(0, len(data), READ_BYTES):
+        part = data[at : at + READ_BYTES]
+        client.get_buffer(-1)[: len(part)] = part
+        client.buffer_updated(len(part))
+
+
 async def endless() -> AsyncIterator[bytes]:
     while True:
         await asyncio.sleep(0)
@@ -76,6 +87,10 @@ async def read_all(client: AgentClient) -> bytes:
     return b"".join([chunk async for chunk in files.read(client, "/f", user="root")])
 
 
+async def listed(client: AgentClient) -> list[FileInfo]:
+    return [info async for batch in files.list_dir(client, "/", user="root") for info in batch]
+
+
 async def play(actions: list[Action]) -> list[Any]:
     """One operation of every kind, against an agent that does ``actions``."""
     client, line = connected(wire.field(Tag.NEXT_ID, 1))
@@ -84,7 +99,7 @@ async def play(actions: list[Action]) -> list[Any]:
     works = [
         run_command(client, ExecSpec("a", shell="x"), Recorder(), defaults=DEFAULTS),
         read_all(client),
-        files.list_dir(client, "/", user="root"),
+        listed(client),
         files.stat(client, "/", user="root"),
         client.list(),
         files.write(client, "/w", endless(), user="root"),
@@ -94,7 +109,7 @@ async def play(actions: list[Action]) -> list[Any]:
     for action in actions:
         data = action if isinstance(action, bytes) else wire.frame(*action)
         if not line.ended:
-            client.data_received(data)
+            receive(client, data)
         await asyncio.sleep(0)
         held = sum(op.held_bytes for op in client._ops.values())
         assert held <= HELD_BYTES_MAX * len(works)
@@ -158,7 +173,7 @@ async def test_a_flood_is_bounded_while_the_client_takes_nothing(flood: str) -> 
     for i in range(3000):
         if line.ended:
             break
-        client.data_received(FLOODS[flood](i))
+        receive(client, FLOODS[flood](i))
         await asyncio.sleep(0)
     assert op.held_bytes <= HELD_BYTES_MAX + 100_000 and len(op.events) < 50
     assert len(client._decoder._buffer) <= wire.FROM_AGENT_BYTES_MAX + 1000
@@ -177,7 +192,7 @@ async def test_an_agent_that_does_not_read_is_sent_no_more() -> None:
     task = asyncio.ensure_future(run_command(client, spec, io, defaults=DEFAULTS))
     for _ in range(20_000):
         if not line.ended:
-            client.data_received(wire.frame(Msg.DATA, 1, b"\x01x"))
+            receive(client, wire.frame(Msg.DATA, 1, b"\x01x"))
         await asyncio.sleep(0)
     assert len(line.written) < 2 * HIGH_WATER_BYTES
     line.abort()
@@ -202,25 +217,25 @@ async def test_small_pieces_of_a_slow_client_are_no_breach() -> None:
     await asyncio.sleep(0)
     frame = wire.frame(Msg.DATA, 1, b"\x01o") + wire.frame(Msg.DATA, 1, b"\x02e")
     for _ in range(20):
-        client.data_received(frame * 1000)
+        receive(client, frame * 1000)
         await asyncio.sleep(0)
     assert not line.ended
-    client.data_received(wire.frame(Msg.RESULT, 1, wire.field(Tag.EXIT_CODE, 0)))
+    receive(client, wire.frame(Msg.RESULT, 1, wire.field(Tag.EXIT_CODE, 0)))
     gate.set()
     outcome = await asyncio.wait_for(task, 10)
     assert (outcome.exit_code, io.stdout, io.stderr) == (0, b"o" * 20_000, b"e" * 20_000)
 
 
-async def test_a_directory_without_end_is_refused() -> None:
+async def test_an_entry_without_end_is_refused() -> None:
     client, line = connected()
-    task = asyncio.ensure_future(files.list_dir(client, "/", user="root"))
+    task = asyncio.ensure_future(listed(client))
     await asyncio.sleep(0)
     entries = b"".join(wire.field(Tag.NAME, b"n") for _ in range(20_000))
     for _ in range(10):
         if not task.done() and 1 in client._ops:
-            client.data_received(wire.frame(Msg.DATA, 1, b"\x01" + entries))
+            receive(client, wire.frame(Msg.DATA, 1, b"\x01" + entries))
         await asyncio.sleep(0.001)
-    client.data_received(wire.frame(Msg.RESULT, 1, b""))
+    receive(client, wire.frame(Msg.RESULT, 1, b""))
     with pytest.raises(InvalidRequest):
         await asyncio.wait_for(task, 10)
     assert not line.ended

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from schemas.exec import HANGUP_S
 from services.edge.drivers.base import Resize
-from services.edge.operation import RETAINED_BYTES, SIGNALS, Operation
+from services.edge.operation import RETAINED_BYTES, Operation
+from services.edge.orders import SIGNALS
 from shared.errors import InvalidRequest
 from tests.unit.services.edge.test_operation import Wire
 
@@ -133,10 +134,11 @@ async def test_sizes_keep_their_place_among_signals_and_only_the_newest_counts()
     for cols in range(1, 500):
         op.received("z", b"24 %d" % cols)
     op.received("s", b"HUP")
-    orders = op.control()
-    assert [await anext(orders) for _ in range(3)] == ["TERM", Resize(24, 499), "HUP"]
+    taken: list[str | Resize] = []
+    op.control_to(taken.append)
+    assert taken == ["TERM", Resize(24, 499), "HUP"]
     op.received("z", b"1 1")
-    assert await anext(orders) == Resize(1, 1)
+    assert taken[3:] == [Resize(1, 1)]
 
 
 @given(frame=st.sampled_from("zs"), data=st.binary(max_size=24))
@@ -147,7 +149,9 @@ def test_any_bytes_are_a_size_a_signal_or_refused(frame: str, data: bytes) -> No
             op.received(frame, data)
         except InvalidRequest:
             return
-        order = await asyncio.wait_for(anext(op.control()), 5)
+        taken: list[str | Resize] = []
+        op.control_to(taken.append)
+        (order,) = taken
         if isinstance(order, Resize):
             assert 0 < order.rows < 1 << 16 and 0 < order.cols < 1 << 16
         else:

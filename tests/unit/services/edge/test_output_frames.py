@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from schemas.base import HEADER_FRAME
-from schemas.exec import HEADER_OFFSET, HEADER_SOURCE
+from schemas.exec import HEADER_OFFSET, HEADER_SOURCE, LATE_BYTES
 from services.edge.calls import Call
 from services.edge.operation import Operation
 from shared.clock import SystemClock
+from tests.unit.services.edge.test_operation import Wire
 
 CALL = Call("acme", "n1", "u", "exec", "p")
 
@@ -28,6 +29,33 @@ async def test_offsets_count_both_streams_and_the_end_counts_all() -> None:
     sent.clear()
     await operation.attach("second")
     assert sent == [("second", "e", b"de", "3"), ("second", "x", b"{}", "5")]
+
+
+async def test_a_little_output_that_is_in_no_hurry_stays_for_the_final_reply() -> None:
+    wire = Wire()
+    op = wire.operation()
+    op.late = True
+    await op.output("stdout", bytes(LATE_BYTES - 4))
+    await op.output("stderr", b"four")
+    assert wire.sent == [] and op.kept == {"stdout": bytes(LATE_BYTES - 4), "stderr": b"four"}
+    await op.output("stderr", b"more")
+    assert [(frame[1], frame[2], frame[3]) for frame in wire.sent] == [
+        ("o", bytes(LATE_BYTES - 4), "0"), ("e", b"four", "4092"), ("e", b"more", "4096"),
+    ]  # fmt: skip
+    assert not any(op.kept.values())
+    await op.output("stdout", b"x")
+    assert wire.sent[-1][1:] == ("o", b"x", "4100")
+
+
+async def test_who_joins_gets_what_stayed_behind() -> None:
+    wire = Wire()
+    op = wire.operation()
+    op.late = True
+    await op.output("stdout", b"early")
+    await op.join("second", 0)
+    assert ("second", "o", b"early", "0") in wire.sent
+    await op.output("stdout", b"then")
+    assert wire.sent[-1] == ("second", "o", b"then", "5")
 
 
 async def test_frames_of_a_read_name_their_source_and_go_on_after_what_is_there() -> None:
