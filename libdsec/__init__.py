@@ -29,6 +29,8 @@ from libdsec.errors import (
     DSecError,
     ExecFailed,
     ExecTimeout,
+    ExpectEnded,
+    ExpectTimeout,
     FileAlreadyExists,
     FileError,
     FileIsADirectory,
@@ -53,11 +55,13 @@ from libdsec.errors import (
     Unsupported,
 )
 from libdsec.files import Files
+from libdsec.interaction import Found, Interaction
 from libdsec.jobs import Job
 from libdsec.ports import Connection, LocalAddress, Port
 from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
 from libdsec.sandbox import Sandbox
+from libdsec.sessions import Session
 
 __all__ = [
     "BadPath",
@@ -76,6 +80,8 @@ __all__ = [
     "ExecFailed",
     "ExecResult",
     "ExecTimeout",
+    "ExpectEnded",
+    "ExpectTimeout",
     "FileAlreadyExists",
     "FileChange",
     "FileError",
@@ -86,7 +92,9 @@ __all__ = [
     "FilePermissionDenied",
     "Files",
     "Forbidden",
+    "Found",
     "Info",
+    "Interaction",
     "InternalError",
     "InvalidRequest",
     "Job",
@@ -104,6 +112,7 @@ __all__ = [
     "QuotaExceeded",
     "Sandbox",
     "SandboxDied",
+    "Session",
     "StdinClosed",
     "Unauthenticated",
     "Unavailable",

@@ -17,6 +17,7 @@ def command_request(
     command: Sequence[str | Sequence[str]],
     *,
     timeout: Seconds | None,
+    idle_timeout: Seconds | None = None,
     env: Mapping[str, str] | None = None,
     op_id: str | None = None,
     **facts: Any,
@@ -25,9 +26,9 @@ def command_request(
     given: dict[str, Any] = {k: v for k, v in facts.items() if v is not None}
     given["op_id"] = op_id or _ids.new()
     given["env"] = dict(env or {})
-    limit = seconds(timeout, "timeout")
-    if limit is not None:
-        given["timeout_s"] = limit
+    for name, value in (("timeout", timeout), ("idle_timeout", idle_timeout)):
+        if (limit := seconds(value, name)) is not None:
+            given[f"{name}_s"] = limit
     given |= _command(command)
     return _request(given)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from libdsec import jobs, managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
+from libdsec.interaction import Interaction
 from libdsec.ports import Connection, Port
 from libdsec.process import Output, Process
 from libdsec.sandbox import Sandbox
+from libdsec.sessions import Session
 
 FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Images": (managers.Images, ()),
@@ -24,6 +26,8 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Connection": (Connection, ("port",)),
     "Port": (Port, ("port",)),
     "Process": (Process, ("stdout", "stderr")),
+    "Interaction": (Interaction, ("process",)),
+    "Session": (Session, ("name",)),
     "Sandbox": (Sandbox, ("uid", "project", "state", "job", "labels", "files")),
     "DSecClient": (
         DSecClient,

@@ -186,6 +186,24 @@ class ExecTimeout(_WithResult):
     default_code = "exec_timeout"
 
 
+class _WithOutput(_Coded):
+    def __init__(self, message: str, before: bytes = b"", **kw: Any) -> None:
+        super().__init__(message, **kw)
+        self.before = before
+
+
+class ExpectTimeout(_WithOutput, builtins.TimeoutError):
+    """What was expected did not come in time; ``before`` is what was said so far."""
+
+    default_code = "expect_timeout"
+
+
+class ExpectEnded(_WithOutput, builtins.EOFError):
+    """The output ended before what was expected; ``before`` is the rest of it."""
+
+    default_code = "expect_ended"
+
+
 class FileError(_Coded):
     """A file operation failed; ``path`` is the file in the sandbox."""
 

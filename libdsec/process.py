@@ -4,7 +4,7 @@ Owns: collecting, per-stream reading, input, limits that the caller keeps. Does 
 own: the stream protocol (:mod:`libdsec._operation`) or the request's making
 (:mod:`libdsec.sandbox`).
 
-A command's time limit is kept inside the sandbox; the call itself ends by silence
+A command's limits are kept inside the sandbox; the call itself ends by silence
 of the node, never by a clock of its own, until MARGIN_S after that limit.
 """
 
@@ -15,7 +15,7 @@ import inspect
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from libdsec._operation import Operation
@@ -30,6 +30,7 @@ from libdsec.errors import (
     Unsupported,
     from_wire,
 )
+from libdsec.interaction import BUFFER_BYTES, Interaction
 from libdsec.results import ExecResult, TextView
 
 MARGIN_S = 30.0
@@ -42,6 +43,9 @@ and counted in ``truncated``, so that an unread stream never stops the command."
 
 OnOutput = Callable[[str, bytes], Awaitable[None] | None]
 """Called with ``"stdout"`` or ``"stderr"`` and the bytes as they come."""
+
+Stdin = bytes | str | Iterable[bytes] | AsyncIterable[bytes]
+"""Input of a command. A plain iterable is asked in a thread: it may block."""
 
 NAMES = {"o": "stdout", "e": "stderr"}
 
@@ -64,6 +68,8 @@ def result_of(
         seq=reply.seq,
         op_id=reply.op_id,
         epoch=reply.epoch,
+        session_fresh=reply.session_fresh,
+        session_ended=reply.session_ended,
     )
 
 
@@ -80,15 +86,16 @@ def checked(result: ExecResult, command: str) -> ExecResult:
 async def collect(
     operation: Operation[ExecReply],
     *,
-    stdin: bytes | None = None,
+    stdin: Stdin | None = None,
     timeout_s: float | None = None,
-    idle_timeout_s: float | None = None,
     on_output: OnOutput | None = None,
 ) -> ExecResult:
     """Runs a started operation to its end. Whoever cancels this kills the command."""
     feeding = asyncio.create_task(_feed(operation, stdin)) if stdin is not None else None
+    if feeding is not None:
+        feeding.add_done_callback(lambda task: _fed(operation, task))
     parts: dict[str, list[bytes]] = {"o": [], "e": []}
-    limit = _Limit(operation, timeout_s, idle_timeout_s)
+    limit = _Limit(operation, timeout_s)
     try:
         while True:
             await _drain(operation, parts, on_output)
@@ -103,7 +110,9 @@ async def collect(
     finally:
         if feeding is not None:
             feeding.cancel()
-    return _replaced(result, timed_out=True) if limit.idled else result
+    if feeding is not None and feeding.done() and not feeding.cancelled():
+        feeding.result()  # raises what the caller's own input raised
+    return result
 
 
 async def _drain(
@@ -119,70 +128,62 @@ async def _drain(
                 await said
 
 
-async def _feed(operation: Operation[ExecReply], data: bytes) -> None:
+async def _feed(operation: Operation[ExecReply], source: Stdin) -> None:
     try:
-        await operation.send(data)
+        async for data in _chunks(source):
+            await operation.send(data)
         await operation.end_input()
     except StdinClosed:
         pass  # the command ended without reading it all, as commands may
 
 
-class _Limit:
-    """The clocks that the caller keeps: idleness, and the last resort after the
-    command's own limit. They stand still while the sandbox does."""
+def _fed(operation: Operation[ExecReply], task: asyncio.Task[None]) -> None:
+    """Input that fails is no input: the command is killed, not given a part of it."""
+    if not task.cancelled() and task.exception() is not None:
+        operation.abandon()
 
-    def __init__(
-        self, operation: Operation[Any], timeout_s: float | None, idle_s: float | None
-    ) -> None:
+
+async def _chunks(source: Stdin) -> AsyncIterator[bytes]:
+    if isinstance(source, bytes | bytearray | memoryview | str):
+        yield source.encode() if isinstance(source, str) else bytes(source)
+    elif isinstance(source, AsyncIterable):
+        async for part in source:
+            yield part
+    else:
+        parts = iter(source)
+        while (found := await asyncio.to_thread(_next, parts)) is not None:
+            yield found
+
+
+def _next(parts: Iterator[bytes]) -> bytes | None:
+    return next(parts, None)
+
+
+class _Limit:
+    """The last resort after the command's own limit. It stands still while the sandbox
+    does."""
+
+    def __init__(self, operation: Operation[Any], timeout_s: float | None) -> None:
         self._operation = operation
-        self._idle_s = idle_s
         self._end = None if timeout_s is None else time.monotonic() + timeout_s + MARGIN_S
-        self.idled = False
-        self._last_output, self._stood_s = operation.last_output, 0.0
 
     async def wait(self) -> None:
-        """Until something changed or a clock ran out. Raises ``DeadlineExceeded``
-        when the result stays away long after the command's limit."""
-        wait_s = self._wait_s()
-        if wait_s is None:
-            await self._operation.changed()
-            return
+        """Until something changed. Raises ``DeadlineExceeded`` when the result stays away
+        long after the command's limit."""
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(self._wait_s()):
                 await self._operation.changed()
         except TimeoutError:
-            await self._ran_out()
+            if (self._wait_s() or 0.0) <= 0.0:
+                text = "the command's result did not come after its time limit"
+                raise DeadlineExceeded(text) from None
 
     def _wait_s(self) -> float | None:
-        now = time.monotonic()
-        ends = [end - now for end in (self._ends(now), self._idles(now)) if end is not None]
-        least_s = PAUSED_LOOK_S if self._operation.stood.now else 0.0
-        return max(min(ends), least_s) if ends else None
-
-    def _ends(self, now: float) -> float | None:
-        return None if self._end is None else self._end + self._operation.stood.seconds(now)
-
-    def _idles(self, now: float) -> float | None:
-        if self._idle_s is None or self.idled:
+        if self._end is None:
             return None
-        stood_s = self._operation.stood.seconds(now)
-        if self._operation.last_output != self._last_output:
-            self._last_output, self._stood_s = self._operation.last_output, stood_s
-        return self._last_output + self._idle_s + stood_s - self._stood_s
-
-    async def _ran_out(self) -> None:
-        now = time.monotonic()
-        end, idle = self._ends(now), self._idles(now)
-        if end is not None and now >= end:
-            raise DeadlineExceeded("the command's result did not come after its time limit")
-        if idle is not None and now >= idle:
-            self.idled = True
-            await self._operation.cancel()
-
-
-def _replaced(result: ExecResult, **changes: Any) -> ExecResult:
-    values = {name: getattr(result, name) for name in ExecResult.__dataclass_fields__}
-    return ExecResult(**(values | changes))
+        now, stood = time.monotonic(), self._operation.stood
+        least_s = PAUSED_LOOK_S if stood.now else 0.0
+        return max(self._end + stood.seconds(now) - now, least_s)
 
 
 def _signal_name(number: int) -> str:
@@ -253,6 +254,7 @@ class Process:
         self._dropped = {"o": 0, "e": 0}
         self._result: ExecResult | None = None
         self._tail_given: set[str] = set()
+        self._counted: set[str] = set()  # streams whose oldest bytes were told as taken
         self.stdout = Output(self, "o")
         self.stderr = Output(self, "e")
 
@@ -264,6 +266,10 @@ class Process:
     def op_id(self) -> str:
         """The operation's id: the same id never runs twice."""
         return self._operation.op_id
+
+    def interact(self, *, buffer_bytes: int = BUFFER_BYTES) -> Interaction:
+        """Talks to it by what it says on ``stdout``, instead of reading that otherwise."""
+        return Interaction(self, buffer_bytes=buffer_bytes)
 
     async def write(self, data: bytes | str) -> None:
         """Sends input, as fast as the command reads. Raises ``StdinClosed`` after
@@ -279,7 +285,9 @@ class Process:
             await self._operation.end_input()
 
     async def signal(self, name: str | int) -> None:
-        """Sends a signal (``"TERM"``, ``"SIGINT"``, 15) to the command; one that comes
+        """Sends a signal (``"TERM"``, ``"SIGINT"``, 15) to the command's process group:
+        itself and what it started there. In a session it goes to what the command
+        started, never to the shell, and INT is :meth:`Session.interrupt`. One that comes
         before the command has begun waits for it. 0 sends nothing: it raises ``NotFound``
         where the command is over."""
         text = str(name).upper().removeprefix("SIG")
@@ -335,9 +343,19 @@ class Process:
                 await self._pop(kind)
 
     async def _pop(self, kind: str) -> bytes:
+        """The oldest bytes of a stream. A reader that is cancelled leaves them there."""
         data = self._unread[kind].popleft()
         self._unread_bytes[kind] -= len(data)
-        await self._operation.taken(len(data))
+        if kind in self._counted:
+            self._counted.discard(kind)
+            return data
+        try:
+            await self._operation.taken(len(data))
+        except asyncio.CancelledError:
+            self._counted.add(kind)
+            self._unread[kind].appendleft(data)
+            self._unread_bytes[kind] += len(data)
+            raise
         return data
 
     async def _next(self, kind: str) -> bytes | None:

@@ -17,7 +17,9 @@ class ExecResult:
     """How a command ended. Output is bytes; ``truncated`` counts the bytes dropped
     of (stdout, stderr) by the output limit, which keeps head and tail.
     ``exit_code`` is 128+n after signal n; ``signal`` its name without SIG. ``seq``
-    numbers the commands of the sandbox; ``epoch`` changes when it was restarted."""
+    numbers the commands of the sandbox; ``epoch`` changes when it was restarted. In a
+    session: ``session_fresh``, its shell was started for this command, with no state of
+    earlier ones; ``session_ended``, the shell ended with it."""
 
     exit_code: int | None
     signal: str | None = None
@@ -30,6 +32,8 @@ class ExecResult:
     seq: int = 0
     op_id: str = ""
     epoch: int = 0
+    session_fresh: bool = False
+    session_ended: bool = False
 
     @property
     def ok(self) -> bool:
@@ -49,7 +53,7 @@ class ExecResult:
     def __repr__(self) -> str:
         shown = [f"exit_code={self.exit_code}"]
         shown += [f"{n}={v!r}" for n in ("signal",) if (v := getattr(self, n))]
-        shown += [n for n in ("timed_out", "oom_killed") if getattr(self, n)]
+        shown += [n for n in ("timed_out", "oom_killed", "session_ended") if getattr(self, n)]
         if any(self.truncated):
             shown.append(f"truncated={self.truncated}")
         shown += [f"stdout={_short(self.stdout)}", f"stderr={_short(self.stderr)}"]

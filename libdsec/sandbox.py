@@ -10,25 +10,15 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from libdsec import _ids
 from libdsec._command import attach_request, command_request, shown
 from libdsec._core import TERMINAL, Core, death
-from libdsec._operation import Operation
-from libdsec._wire import (
-    INLINE_BYTES,
-    ExecReply,
-    ExecRequest,
-    InfoReply,
-    InfoRequest,
-    SandboxInfo,
-)
+from libdsec._held import Held
+from libdsec._wire import INLINE_BYTES, InfoReply, InfoRequest, SandboxInfo
 from libdsec.args import Seconds, seconds
 from libdsec.errors import (
-    Conflict,
     DeadlineExceeded,
     DSecError,
     InvalidRequest,
@@ -37,44 +27,27 @@ from libdsec.errors import (
     from_wire,
 )
 from libdsec.files import Files
+from libdsec.interaction import BUFFER_BYTES, Interaction
 from libdsec.ports import HasPorts
-from libdsec.process import OnOutput, Process, checked, collect
+from libdsec.process import OnOutput, Process, Stdin, checked
 from libdsec.results import ExecResult, Info, info_of
+from libdsec.sessions import OUTPUT_LIMIT_BYTES, Session
 
-OUTPUT_LIMIT_BYTES = 10 * 1024 * 1024
 UNLIMITED_BYTES = 1 << 40
 READY_S = 120.0
 READ_S, MAX_READ_S = 0.1, 2.0
 """Waits between reads of the state of a sandbox that is coming up."""
 OPERATE_S = 60.0
+TERMINAL_SIZE = (24, 80)
+"""Rows and columns of a terminal that nobody looks at."""
 
-R = TypeVar("R", bound=msgspec.Struct)
 
-
-class Sandbox(HasPorts):
+class Sandbox(Held, HasPorts):
     """A sandbox. ``state`` is the last one seen; :meth:`info` asks. Any call on a
     paused sandbox resumes it. ``async with`` stops it at the end."""
 
-    def __init__(
-        self,
-        core: Core,
-        uid: str,
-        *,
-        project: str,
-        state: str,
-        id: str | None = None,
-        node: str | None = None,
-        job: str | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> None:
-        self._core = core
-        self._node = node
-        self._id = id
-        self.uid = uid
-        self.project = project
-        self.state = state
-        self.job = job
-        self.labels = dict(labels or {})
+    def __init__(self, core: Core, uid: str, **facts: Any) -> None:
+        super().__init__(core, uid, **facts)
         self.files = Files(self)
 
     @classmethod
@@ -125,19 +98,29 @@ class Sandbox(HasPorts):
         op_id: str | None = None,
     ) -> ExecResult:
         """Runs ``cmd`` in a shell session that lives on: directory, environment and
-        functions persist between calls. ``timeout`` in seconds ends the command, with
-        a result (``timed_out``); ``check`` raises ``ExecFailed`` or ``ExecTimeout``."""
-        request = command_request(
-            (cmd,),
-            session=session,
-            user=user,
+        functions persist between calls. Short for ``session(session).run(cmd)``:
+        arguments as of :meth:`Session.run`."""
+        return await self.session(session, user=user).run(
+            cmd,
             timeout=timeout,
+            check=check,
+            on_output=on_output,
             output_limit_bytes=output_limit_bytes,
-            stream=on_output is not None or output_limit_bytes > INLINE_BYTES,
             op_id=op_id,
         )
-        result = await self._run(request, on_output=on_output)
-        return checked(result, cmd) if check else result
+
+    def session(
+        self,
+        name: str = "main",
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> Session:
+        """The shell session ``name``, to run commands in and interrupt them. The first
+        command starts its shell, with ``cwd``, ``env`` and ``user``; to ask for another
+        user later is ``InvalidRequest``. Several at once are apart."""
+        return Session(self, name, cwd=cwd, env=env, user=user)
 
     async def exec(
         self,
@@ -145,7 +128,7 @@ class Sandbox(HasPorts):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        stdin: bytes | str | None = None,
+        stdin: Stdin | None = None,
         timeout: Seconds | None = None,
         idle_timeout: Seconds | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
@@ -155,50 +138,31 @@ class Sandbox(HasPorts):
         op_id: str | None = None,
     ) -> ExecResult:
         """Runs one command, by itself and beside others. One string is a shell
-        command line, several (or one sequence) are an argv. ``timeout``: seconds until
+        command line, several (or one sequence) are an argv. ``stdin``: bytes, text, or an
+        iterable of bytes, also an asynchronous one. ``timeout``: seconds until
         the whole tree is killed; ``idle_timeout``: the same after so long without
         output. ``output_limit_bytes`` bounds each stream: head and tail are kept.
         ``merge`` sends stderr into stdout. The same ``op_id`` never runs twice: a
         repeated call gets the first one's result."""
         data = stdin.encode() if isinstance(stdin, str) else stdin
-        inline = data is not None and len(data) <= INLINE_BYTES
-        idle_s = seconds(idle_timeout, "idle_timeout")
+        inline = isinstance(data, bytes) and len(data) <= INLINE_BYTES
         request = command_request(
             command,
             cwd=cwd,
             env=env,
             user=user,
             timeout=timeout,
+            idle_timeout=idle_timeout,
             output_limit_bytes=output_limit_bytes,
             merge=merge,
-            stdin_data=data if inline else None,
+            stdin_data=data if isinstance(data, bytes) and inline else None,
             stdin=data is not None and not inline,
-            stream=on_output is not None or idle_s is not None or output_limit_bytes > INLINE_BYTES,
+            stream=on_output is not None or output_limit_bytes > INLINE_BYTES,
             op_id=op_id,
         )
         feed = None if inline else data
-        result = await self._run(request, stdin=feed, idle_s=idle_s, on_output=on_output)
+        result = await self._run(request, stdin=feed, on_output=on_output)
         return checked(result, shown(request)) if check else result
-
-    async def _run(
-        self,
-        request: ExecRequest,
-        *,
-        stdin: bytes | None = None,
-        idle_s: float | None = None,
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        operation = await self._start("exec", request, ExecReply)
-        try:
-            return await collect(
-                operation,
-                stdin=stdin,
-                timeout_s=request.timeout_s,
-                idle_timeout_s=idle_s,
-                on_output=on_output,
-            )
-        except DSecError as exc:
-            raise await self._judged(exc) from exc.__cause__
 
     async def spawn(
         self,
@@ -206,8 +170,9 @@ class Sandbox(HasPorts):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        stdin: bool = True,
+        stdin: bool | None = None,
         timeout: Seconds | None = None,
+        idle_timeout: Seconds | None = None,
         output_limit_bytes: int | None = None,
         merge: bool = False,
         session: str | None = None,
@@ -215,11 +180,13 @@ class Sandbox(HasPorts):
         op_id: str | None = None,
     ) -> Process:
         """Starts a command to talk to; arguments as of :meth:`exec`. ``stdin``: whether
-        it gets an input. Output is not limited unless ``output_limit_bytes`` says so.
+        it gets an input; by default yes, in a session none can. Output is not limited
+        unless ``output_limit_bytes`` says so.
         ``pty`` (rows, columns) puts it on a terminal: one output, keys such as Ctrl-C as
         bytes of input, :meth:`Process.resize`; ``close_stdin`` types end-of-file; when
         this client is gone for a minute, everything on the terminal is killed."""
         limit = UNLIMITED_BYTES if output_limit_bytes is None else output_limit_bytes
+        talks = session is None if stdin is None else stdin
         request = command_request(
             command,
             session=session,
@@ -227,15 +194,36 @@ class Sandbox(HasPorts):
             env=env,
             user=user,
             timeout=timeout,
+            idle_timeout=idle_timeout,
             output_limit_bytes=limit,
             merge=merge,
-            stdin=stdin,
+            stdin=talks,
             stream=True,
             pty=pty,
             op_id=op_id,
         )
-        operation = await self._start("exec", request, ExecReply)
-        return Process(operation, command=shown(request), stdin=stdin)
+        operation = await self._command(request)
+        return Process(operation, command=shown(request), stdin=talks)
+
+    async def interact(
+        self,
+        *command: str | Sequence[str],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: Seconds | None = None,
+        pty: tuple[int, int] | None = TERMINAL_SIZE,
+        buffer_bytes: int = BUFFER_BYTES,
+        op_id: str | None = None,
+    ) -> Interaction:
+        """Starts a program to talk to: send, expect, send. On a terminal, or with
+        ``pty=None`` on pipes, stderr into stdout. ``buffer_bytes`` bounds what is kept of
+        output that nothing matched."""
+        process = await self.spawn(
+            *command, cwd=cwd, env=env, user=user, timeout=timeout, pty=pty,
+            merge=pty is None, op_id=op_id,
+        )  # fmt: skip
+        return process.interact(buffer_bytes=buffer_bytes)
 
     async def attach(self, op_id: str, *, offset: int = 0) -> Process:
         """A running or just finished command of the same key or user, by its operation
@@ -244,59 +232,13 @@ class Sandbox(HasPorts):
         terminals only what is new after the node's service restarted; what is missing
         is counted in ``truncated``. Raises ``NotFound`` from the process's methods."""
         request = attach_request(op_id, offset)
-        operation = await self._start("exec", request, ExecReply, joining=offset)
+        operation = await self._command(request, joining=offset)
         return Process(operation, command=f"operation {op_id}", stdin=True)
 
-    # -- the door ----------------------------------------------------------------
-
-    async def _start(
-        self, verb: str, request: Any, reply_type: type[R], *, joining: int | None = None,
-        kind: type[Operation[R]] = Operation,
-    ) -> Operation[R]:  # fmt: skip
-        """A started operation at the sandbox's edge."""
-        if self._node is None:
-            await self.ready()
-        if self._node is None:
-            raise NotFound(f"sandbox {self.id} has no node")
-        operation = kind(
-            self._core.operations,
-            (self.project, self._node, self.uid),
-            verb=verb,
-            request=request,
-            reply_type=reply_type,
-            verdict=self._verdict,
-            joining=joining,
-        )
-        await operation.start()
-        return operation
-
-    async def _verdict(self) -> DSecError | None:
-        """Why it is over, ``None`` while it lives."""
-        found = await self._core.lookup(self.uid, self.project)
-        if found is None:
-            return NotFound(f"there is no sandbox {self.id}")
-        self._seen(found)
-        return death(found)
-
-    async def _judged(self, error: DSecError) -> DSecError:
-        """An error from the edge in the light of what the services know: a sandbox
-        that is not there, or died under a command, has a cause."""
-        if not isinstance(error, SandboxDied) and type(error) not in (NotFound, Conflict):
-            return error
-        if isinstance(error, SandboxDied) and error.cause is not None:
-            return error
-        try:
-            return await self._verdict() or error
-        except DSecError:
-            return error
-
-    def _seen(self, found: SandboxInfo) -> None:
-        self.state, self.job, self.labels = found.state, found.job, dict(found.labels)
-        self._id, self._node = found.id or self._id, found.node or self._node
-        if found.state in TERMINAL:
-            self._core.owned.pop(self.uid, None)
-
     # -- its life ----------------------------------------------------------------
+
+    async def _ready(self) -> None:
+        await self.ready()
 
     async def ready(self, *, timeout: Seconds = READY_S) -> Sandbox:
         """Returns when it runs. Raises why it never will (``SandboxDied``,

@@ -18,9 +18,11 @@ from libdsec._wire import QuotaInfo
 from libdsec.args import Seconds
 from libdsec.files import LocalPath
 from libdsec.files import Progress
+from libdsec.interaction import Pattern
 from libdsec.managers import OnProgress
 from libdsec.ports import OnError
 from libdsec.process import OnOutput
+from libdsec.process import Stdin
 from typing import Any
 from typing import Literal
 from typing import overload
@@ -38,6 +40,8 @@ from libdsec import Event as Event
 from libdsec import ExecFailed as ExecFailed
 from libdsec import ExecResult as ExecResult
 from libdsec import ExecTimeout as ExecTimeout
+from libdsec import ExpectEnded as ExpectEnded
+from libdsec import ExpectTimeout as ExpectTimeout
 from libdsec import FileAlreadyExists as FileAlreadyExists
 from libdsec import FileChange as FileChange
 from libdsec import FileError as FileError
@@ -47,6 +51,7 @@ from libdsec import FileNotADirectory as FileNotADirectory
 from libdsec import FileNotFound as FileNotFound
 from libdsec import FilePermissionDenied as FilePermissionDenied
 from libdsec import Forbidden as Forbidden
+from libdsec import Found as Found
 from libdsec import Info as Info
 from libdsec import InternalError as InternalError
 from libdsec import InvalidRequest as InvalidRequest
@@ -65,13 +70,16 @@ from libdsec import Unauthenticated as Unauthenticated
 from libdsec import Unavailable as Unavailable
 from libdsec import Unsupported as Unsupported
 
+BUFFER_BYTES: int
 CREATE_S: float
 DIFF_LIMIT_BYTES: int
+EXPECT_S: float
 LEASE_S: float
 OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
 READY_S: float
 READ_BYTES: int
+TERMINAL_SIZE: tuple[int, int]
 WATCH_S: float
 
 class Images:
@@ -330,6 +338,9 @@ class Process:
     def op_id(self) -> str:
         ...
 
+    def interact(self, *, buffer_bytes: int=BUFFER_BYTES) -> Interaction:
+        ...
+
     def write(self, data: bytes | str) -> None:
         ...
 
@@ -349,6 +360,55 @@ class Process:
         ...
 
     def __enter__(self) -> Process:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
+        ...
+class Interaction:
+    process: Process
+
+    def send(self, data: bytes | str) -> None:
+        ...
+
+    def sendline(self, line: bytes | str='') -> None:
+        ...
+
+    def sendcontrol(self, key: str) -> None:
+        ...
+
+    def sendeof(self) -> None:
+        ...
+
+    def expect(self, *patterns: Pattern | Sequence[Pattern], timeout: Seconds=EXPECT_S) -> Found:
+        ...
+
+    def expect_end(self, *, timeout: Seconds=EXPECT_S) -> bytes:
+        ...
+
+    def wait(self, *, check: bool=False) -> ExecResult:
+        ...
+
+    def close(self) -> None:
+        ...
+
+    def __enter__(self) -> Interaction:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
+        ...
+class Session:
+    name: str
+
+    def run(self, cmd: str, *, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, check: bool=False, on_output: OnOutput | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, op_id: str | None=None) -> ExecResult:
+        ...
+
+    def interrupt(self) -> bool:
+        ...
+
+    def close(self) -> None:
+        ...
+
+    def __enter__(self) -> Session:
         ...
 
     def __exit__(self, *_exc: object) -> None:
@@ -378,10 +438,16 @@ class Sandbox:
     def run_shell(self, cmd: str, *, session: str='main', timeout: Seconds | None=None, user: str | None=None, check: bool=False, on_output: OnOutput | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, op_id: str | None=None) -> ExecResult:
         ...
 
-    def exec(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bytes | str | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, check: bool=False, on_output: OnOutput | None=None, op_id: str | None=None) -> ExecResult:
+    def session(self, name: str='main', *, cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None) -> Session:
         ...
 
-    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool=True, timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, pty: tuple[int, int] | None=None, op_id: str | None=None) -> Process:
+    def exec(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: Stdin | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, check: bool=False, on_output: OnOutput | None=None, op_id: str | None=None) -> ExecResult:
+        ...
+
+    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, pty: tuple[int, int] | None=None, op_id: str | None=None) -> Process:
+        ...
+
+    def interact(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, timeout: Seconds | None=None, pty: tuple[int, int] | None=TERMINAL_SIZE, buffer_bytes: int=BUFFER_BYTES, op_id: str | None=None) -> Interaction:
         ...
 
     def attach(self, op_id: str, *, offset: int=0) -> Process:

@@ -81,10 +81,12 @@ class ExecRequest(Versioned, frozen=True):
     seen before re-attaches to that command or repeats its result: it never runs
     twice. ``stream``: output comes in frames as it is made, else in the reply as
     far as it fits ``INLINE_BYTES``. ``stdin_data`` is the whole input; ``stdin``
-    announces input frames. ``pty`` (rows, columns) puts it on a terminal, with
-    ``stream``; its output is ``stdout`` alone. ``attach``: no command, but the frames and
-    the reply of the operation ``op_id`` of the same principal, from the output ``offset``
-    on (bytes of both streams) as far as it is retained."""
+    announces input frames. ``timeout_s`` (of a session: since its turn) and
+    ``idle_timeout_s`` (without output) end it with its tree. ``pty`` (rows, columns)
+    puts it on a terminal, with ``stream``; its output is ``stdout`` alone. ``attach``: no
+    command, but the frames and the reply of the operation ``op_id`` of the same
+    principal, from the output ``offset`` on (bytes of both streams) as far as it is
+    retained."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -94,6 +96,7 @@ class ExecRequest(Versioned, frozen=True):
     env: dict[Annotated[str, Meta(pattern=r"^[^=\x00]+$")], str] = {}
     user: UserName | None = None
     timeout_s: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
+    idle_timeout_s: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     output_limit_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 10 * 1024 * 1024
     merge: bool = False
     stdin: bool = False
@@ -106,7 +109,9 @@ class ExecRequest(Versioned, frozen=True):
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
-    in frames. ``truncated`` counts the bytes dropped (stdout, stderr)."""
+    in frames. ``truncated`` counts the bytes dropped (stdout, stderr). Of a session:
+    ``session_fresh``, its shell was started for this command; ``session_ended``, the
+    shell ended with it."""
 
     op_id: OpId
     exit_code: int | None = None
@@ -117,6 +122,8 @@ class ExecReply(Versioned, frozen=True):
     duration_s: float = 0.0
     seq: int = 0
     epoch: int = 0
+    session_fresh: bool = False
+    session_ended: bool = False
     stdout: bytes = b""
     stderr: bytes = b""
     error: WireError | None = None

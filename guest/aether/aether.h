@@ -43,7 +43,7 @@ enum msg {
 
 enum tag {
     T_KEY = 1, T_ARGV, T_SHELL, T_CWD, T_ENV, T_USER, T_TIMEOUT_NS, T_LIMIT, T_MERGE,
-    T_STDIN, T_SESSION, T_ROWS, T_COLS, T_PORT, T_WAIT_NS,
+    T_STDIN, T_SESSION, T_ROWS, T_COLS, T_PORT, T_WAIT_NS, T_IDLE_NS,
     T_FOP = 20, T_PATH, T_DST, T_OFFSET, T_LENGTH, T_MODE, T_APPEND, T_RECURSIVE, T_PARENTS,
     T_CODE = 40, T_MESSAGE, T_FIELD, T_ERRNO,
     T_EXIT_CODE = 50, T_SIGNAL_NO, T_TIMED_OUT, T_OOM, T_DROPPED_OUT, T_DROPPED_ERR,
@@ -60,6 +60,7 @@ enum stream { S_STDIN = 0, S_STDOUT = 1, S_STDERR = 2 };
 struct buf { uint8_t *p; size_t len, cap; };
 struct reader { const uint8_t *p, *end; };
 struct field { uint8_t tag; const uint8_t *v; uint32_t n; };
+struct pids { pid_t *p; size_t n; }; /* ascending */
 
 bool buf_room(struct buf *b, size_t more);
 bool buf_add(struct buf *b, const void *p, size_t n);
@@ -101,6 +102,7 @@ int cg_leaf_open(char *name, size_t size); /* directory of a new leaf, -1 withou
 int cg_leaf_enter(int leaf);
 void cg_leaf_kill(int leaf, pid_t pgid);
 bool cg_leaf_empty(int leaf);
+struct pids cg_leaf_procs(int leaf);
 bool cg_leaf_holds_only(int leaf, pid_t pid);
 void cg_leaf_drop(int leaf, const char *name);
 void cg_sweep_leaves(void);
@@ -119,6 +121,7 @@ int launcher_start(void);
 int send_fds(int sock, uint32_t number, const int *fds, int count);
 int launch(struct launch *l, struct place *where); /* closes the descriptors of l */
 void place_leave(struct place *at);
+void place_spoil(const struct place *at);
 bool place_unread(const struct place *at);
 void launcher_news(void);
 void nests_clear(void);
@@ -162,7 +165,7 @@ struct op {
     struct outstream out[2];
     struct buf in, report, result;   /* unsent stdin, the child's report, the final frame */
     bool in_eof, result_sent;
-    uint64_t started, timeout, deadline, drain_idle, drain_end, kill_end, oom_before, duration;
+    uint64_t started, timeout, idle, deadline, drain_idle, drain_end, kill_end, oom_before, duration;
     uint64_t finished_seq;
     struct session *session;
     struct dial dial;
@@ -198,6 +201,7 @@ void op_input_end(struct op *op);
 void op_signal(struct op *op, int sig);
 void op_rewind(struct op *op);
 void op_send_signals(struct op *op);
+uint64_t op_limit(const struct op *op);
 bool op_has_begun(const struct op *op);
 void op_lost(int leaf);
 void ops_leave(void);
@@ -235,6 +239,11 @@ struct session {
     int ctl_fd, text_fd, state_fd;   /* go lines, the command's text, exit codes */
     int out_fd, err_fd;
     struct op *current;
+    struct pids before, told;        /* there before the command; got its interrupt */
+    bool in_text;                    /* the shell said that it begins */
+    bool sweeping, swept;            /* it was told to reap; it did */
+    uint64_t interrupt_at;           /* when an interrupt is repeated; 0: there is none */
+    uint64_t leave_end;              /* the shell has left its text by then, or goes */
 };
 extern struct session sessions[SESSIONS_MAX];
 int session_exec(struct op *op, const uint8_t *p, size_t n);
@@ -245,6 +254,14 @@ void session_op_over(struct op *op);
 bool session_tree_gone(const struct op *op);
 bool session_queued(const struct op *op);
 void session_end(struct session *s);
+
+/* ---- leave.c: ending a session's command, not its shell ---- */
+#define LEAVE_SIGNAL 64              /* makes the shell leave the text it runs */
+void session_begins(struct session *s);
+void session_leave(struct session *s);
+bool session_left(struct session *s);
+void session_signal(struct session *s, int sig);
+void session_tick(const struct op *op, uint64_t now);
 
 /* ---- channel.c: the one connection ---- */
 extern int listen_fd, conn_fd;

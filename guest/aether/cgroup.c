@@ -89,25 +89,55 @@ int cg_leaf_enter(int leaf)
     return write_at(leaf, "cgroup.procs", "0");
 }
 
+static int by_number(const void *a, const void *b)
+{
+    pid_t x = *(const pid_t *)a, y = *(const pid_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The processes in a leaf, to be freed; none where memory runs out. */
+struct pids cg_leaf_procs(int leaf)
+{
+    struct pids list = {0};
+    char text[4096], *end;
+    long pid = 0;
+    bool inside = false;
+    ssize_t k;
+    int fd = leaf < 0 ? -1 : openat(leaf, "cgroup.procs", O_RDONLY | O_CLOEXEC);
+    while (fd >= 0 && (k = read(fd, text, sizeof text)) > 0) {
+        pid_t *more = realloc(list.p, (list.n + (size_t)k / 2 + 1) * sizeof *more);
+        if (!more)
+            break;
+        list.p = more;
+        for (end = text; end < text + k; end++) {
+            if (*end >= '0' && *end <= '9') {
+                pid = pid * 10 + (*end - '0');
+                inside = true;
+            } else if (inside) {
+                list.p[list.n++] = (pid_t)pid;
+                pid = 0;
+                inside = false;
+            }
+        }
+    }
+    if (fd >= 0)
+        close(fd);
+    if (list.n)
+        qsort(list.p, list.n, sizeof *list.p, by_number);
+    return list;
+}
+
 /* For kernels whose cgroups have no cgroup.kill: freeze so that nothing forks,
  * kill everyone, thaw. */
 static void kill_one_by_one(int leaf)
 {
-    char *text = malloc(1 << 16), *at, *end;
-    if (!text)
-        return;
     write_at(leaf, "cgroup.freeze", "1");
-    if (read_at(leaf, "cgroup.procs", text, 1 << 16) > 0) {
-        for (at = text;; at = end) {
-            long pid = strtol(at, &end, 10);
-            if (end == at)
-                break;
-            if (pid > 1)
-                kill((pid_t)pid, SIGKILL);
-        }
-    }
+    struct pids list = cg_leaf_procs(leaf);
+    for (size_t i = 0; i < list.n; i++)
+        if (list.p[i] > 1)
+            kill(list.p[i], SIGKILL);
+    free(list.p);
     write_at(leaf, "cgroup.freeze", "0");
-    free(text);
 }
 
 void cg_leaf_kill(int leaf, pid_t pgid)

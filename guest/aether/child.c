@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SCRIPT_FD 9 /* where a long script, or a session's text, is found */
+#define SCRIPT_FD 9 /* where a long script is found */
 
 extern char **environ;
 
@@ -139,28 +139,48 @@ static char **shell_argv(const struct reader *spec, int status)
     return NULL;
 }
 
-static char *session_loop =
-    "while IFS= read -r REPLY <&7; do case $REPLY in "
-    "m) . /proc/self/fd/9 7<&- 8>&- 2>&1;; *) . /proc/self/fd/9 7<&- 8>&-;; esac; "
-    "echo $? >&8; done";
+/* What a session's shell runs: it waits for a line, says "b", sources the text, says
+ * the code. LEAVE_SIGNAL makes it leave the text, from inside whatever functions and
+ * loops, and say so: bash by "return" before every further command (what extdebug does
+ * for status 2), others by an expansion error, which `command` catches; only while
+ * _dsec_in is set. INT does the same: bash sends it to itself when a substitution died
+ * of it. For "r" it reaps what was killed and says "z". The channels are closed for the
+ * text, or out of reach of what scripts number. */
+#define SESSION(begin, ctl, status, leave, after) \
+    "trap 'case $_dsec_in in 1) _dsec_in= _dsec_left=i; " leave ";; esac' INT 64; " \
+    "while :; do " \
+    "while ! { IFS= command read -r _dsec_how <&" ctl "; } 2>/dev/null; do :; done; " \
+    "{ case $_dsec_how in r) command jobs >/dev/null; command echo z >&" status "; " \
+    "continue;; esac; } 2>/dev/null; " \
+    "{ _dsec_code= _dsec_left=; command echo b >&" status "; } 2>/dev/null; " \
+    begin "eval '{ _dsec_in=1; } 2>/dev/null; case $_dsec_how in " \
+    "m) . /proc/self/fd/252 " ctl "<&- " status ">&- 2>&1;; " \
+    "*) . /proc/self/fd/252 " ctl "<&- " status ">&-;; esac; " \
+    "{ _dsec_code=$? _dsec_in=; } 2>/dev/null'; " \
+    "{ _dsec_code=${_dsec_code:-$?} _dsec_in=; " after \
+    "command echo $_dsec_left$_dsec_code >&" status "; } 2>/dev/null; done"
+
+static char *bash_session = SESSION(
+    "", "250", "251",
+    "set -T; shopt -s extdebug; "
+    "trap \"[ \\${#BASH_SOURCE[@]} -eq 0 ] || [ 1 -eq x ] 2>/dev/null\" DEBUG",
+    "case $_dsec_left in i) trap - DEBUG; shopt -u extdebug; set +T;; esac; ");
+
+static char *sh_session =
+    SESSION("command ", "7", "8", "{ : ${_dsec_none?}; } 2>/dev/null", "");
 
 static char **session_argv(const struct launch *l)
 {
     char **argv = calloc(6, sizeof *argv);
-    keep_as(l->fds[L_CONTROL], 7);
-    keep_as(l->fds[L_STATUS], 8);
-    keep_as(l->fds[L_TEXT], SCRIPT_FD);
-    if (!access("/bin/bash", X_OK)) {
-        argv[0] = "/bin/bash";
-        argv[1] = "--norc";
-        argv[2] = "--noprofile";
-        argv[3] = "-c";
-        argv[4] = session_loop;
-    } else {
-        argv[0] = "/bin/sh";
-        argv[1] = "-c";
-        argv[2] = session_loop;
-    }
+    bool bash = !access("/bin/bash", X_OK);
+    keep_as(l->fds[L_CONTROL], bash ? 250 : 7); /* a plain sh takes one digit only */
+    keep_as(l->fds[L_STATUS], bash ? 251 : 8);
+    keep_as(l->fds[L_TEXT], 252);
+    argv[0] = bash ? "/bin/bash" : "/bin/sh";
+    argv[1] = bash ? "--norc" : "-c";
+    argv[2] = bash ? "--noprofile" : sh_session;
+    argv[3] = bash ? "-c" : NULL;
+    argv[4] = bash ? bash_session : NULL;
     return argv;
 }
 

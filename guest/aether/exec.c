@@ -144,7 +144,7 @@ void op_kill(struct op *op)
     } else if (op->session && session_queued(op)) {
         op_exited(op, SIGKILL);
     } else if (op->session) {
-        session_end(op->session);
+        session_leave(op->session);
     } else {
         cg_leaf_kill(op->at.leaf, op->at.pid);
     }
@@ -324,11 +324,12 @@ void op_tick(struct op *op, uint64_t now)
 {
     if (op->done)
         return;
-    if (op->deadline && !paused_at && now >= op->deadline && !op->killing && !op->reaped) {
+    if (!op->killing && !op->reaped && !paused_at && now >= op_limit(op)) {
         op->timed_out = true;
         op_kill(op);
     }
     pty_tick(op, now);
+    session_tick(op, now);
     bool tree_gone = true;
     if (op->killing && op->session) {
         tree_gone = session_tree_gone(op) || now >= op->kill_end;
@@ -358,10 +359,12 @@ uint64_t op_next_due(const struct op *op, uint64_t now)
         return due;
     if (op->killing)
         return now + 1000000;
-    if (op->deadline && !op->reaped && !paused_at)
-        due = op->deadline;
+    if (!op->reaped && !paused_at)
+        due = op_limit(op);
     if (op->hangup_at && op->hangup_at < due && !paused_at)
         due = op->hangup_at;
+    if (op->session && op->session->interrupt_at && op->session->interrupt_at < due)
+        due = op->session->interrupt_at;
     if (op->reaped && !op->file && !pty_waits(op)) {
         uint64_t end = op->drain_idle < op->drain_end ? op->drain_idle : op->drain_end;
         if (end < due)

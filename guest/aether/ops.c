@@ -70,7 +70,7 @@ void op_refuse(uint32_t id, const char *code, const char *field, const char *mes
     buf_free(&b);
 }
 
-struct wish { uint64_t limit, timeout; bool merge, input, session; int commands; };
+struct wish { uint64_t limit, timeout, idle; bool merge, input, session; int commands; };
 
 static uint32_t size_of(const struct field *f)
 {
@@ -100,6 +100,7 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
         case T_ARGV: w->commands |= 1; break;
         case T_SHELL: w->commands |= 2; break;
         case T_TIMEOUT_NS: w->timeout = field_u64(&f); break;
+        case T_IDLE_NS: w->idle = field_u64(&f); break;
         case T_LIMIT: w->limit = field_u64(&f); break;
         case T_MERGE: w->merge = field_u64(&f); break;
         case T_STDIN: w->input = field_u64(&f); break;
@@ -149,6 +150,7 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
     op->merge = w.merge;
     op->oom_before = cg_oom_kills();
     op->timeout = w.timeout;
+    op->idle = w.idle;
     if (w.timeout && !w.session) /* in a session: once its turn has come */
         op->deadline = op->started + w.timeout;
     stream_init(&op->out[0], -1, !file && !op->rows, w.limit);
@@ -162,6 +164,17 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
             op_refuse(id, "unavailable", NULL, "the command cannot be launched");
         op_free(op);
     }
+}
+
+/* When its time is over: since it began, or without output. A terminal that waits for
+ * its reader is not silent. */
+uint64_t op_limit(const struct op *op)
+{
+    uint64_t end = op->deadline ? op->deadline : UINT64_MAX;
+    if (!op->idle || pty_waits(op) || (op->session && session_queued(op)))
+        return end;
+    uint64_t last = op->drain_idle > op->started ? op->drain_idle - DRAIN_IDLE_NS : op->started;
+    return last + op->idle < end ? last + op->idle : end;
 }
 
 void op_input(struct op *op, const uint8_t *p, size_t n)
@@ -227,7 +240,12 @@ void op_signal(struct op *op, int sig)
     if (sig == SIGKILL) {
         op->cancelled = true;
         op_kill(op);
-    } else if (sig && !op->reaped && !op->file && !op->session && !op_has_begun(op)) {
+    } else if (op->session) {
+        if (sig == SIGINT && !op->reaped && session_queued(op))
+            op_exited(op, SIGINT); /* its turn will not come */
+        else if (sig && !op->reaped && !session_queued(op))
+            session_signal(op->session, sig);
+    } else if (sig && !op->reaped && !op->file && !op_has_begun(op)) {
         if (op->waiting_count < SIGNALS_MAX)
             op->waiting[op->waiting_count++] = (uint8_t)sig;
     } else if (op->at.pid > 1 && !op->reaped && sig) {

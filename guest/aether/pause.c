@@ -22,6 +22,8 @@ void ops_resume(void)
         uint64_t stood = now - (op->started > paused_at ? op->started : paused_at);
         if (!op->reaped)
             op->started += stood;
+        if (op->drain_idle && !op->reaped) /* its last output */
+            op->drain_idle += stood;
         if (op->deadline)
             op->deadline += stood;
         if (op->hangup_at)

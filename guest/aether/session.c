@@ -4,8 +4,8 @@
  * A command's text is put into a memory file which the shell sources; nothing is
  * typed. Exit codes come back on a socket that is closed while a command's text
  * runs, and only messages whose sender is the shell itself (SCM_CREDENTIALS) count.
- * Commands queue in order. A command that is killed (time limit, cancel) takes its
- * shell with it: the next one finds a fresh shell and its result says so. */
+ * Commands queue in order. How one is ended while its shell lives on is in leave.c;
+ * where a shell ended, the next command finds a fresh one and its result says so. */
 #include "aether.h"
 
 #include <errno.h>
@@ -39,6 +39,10 @@ static void shell_drop(struct session *s)
     close_fd(&s->state_fd);
     close_fd(&s->out_fd);
     close_fd(&s->err_fd);
+    free(s->before.p);
+    free(s->told.p);
+    s->before = s->told = (struct pids){0};
+    place_spoil(&s->at);
     if (s->started)
         place_leave(&s->at);
     s->started = s->dead = false;
@@ -116,6 +120,7 @@ static int begin(struct session *s, struct op *op)
     bool ok = text && !ftruncate(s->text_fd, 0) && pwrite(s->text_fd, text, n, 0) == (ssize_t)n;
     free(text);
     buf_free(&op->in);
+    session_begins(s);
     if (!ok || write(s->ctl_fd, op->merge ? "m\n" : "g\n", 2) != 2)
         return -1;
     s->current = op;
@@ -167,8 +172,12 @@ bool session_queued(const struct op *op)
 
 bool session_tree_gone(const struct op *op)
 {
-    const struct session *s = op->session;
-    if (s->current != op || cg_leaf_empty(s->at.leaf))
+    struct session *s = op->session;
+    if (s->current != op)
+        return true;
+    if (!s->dead && s->leave_end)
+        return session_left(s);
+    if (cg_leaf_empty(s->at.leaf))
         return true;
     cg_leaf_kill(s->at.leaf, s->at.pid);
     return false;
@@ -203,14 +212,29 @@ void session_op_over(struct op *op)
     next_command(s);
 }
 
+/* The shell is gone. Where it was killed before it took the command, that may be tried
+ * again: nothing of it ran. */
+static void shell_lost(struct session *s, int status)
+{
+    struct op *op = s->current;
+    char byte;
+    bool began = s->in_text ||
+                 (s->state_fd >= 0 && recv(s->state_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0);
+    if (op->session_fresh && !op->killing && !began && status == SIGKILL)
+        put_error(&op->report, "unavailable", NULL, ECHILD,
+                  "the session's shell was killed before it took the command");
+    op_exited(op, status);
+}
+
 void session_end(struct session *s)
 {
+    s->leave_end = 0;
     cg_leaf_kill(s->at.leaf, s->at.pid);
     if (s->at.pid)
         return; /* its death comes by session_reaped */
     s->dead = true;
-    if (s->current)
-        op_exited(s->current, SIGKILL);
+    if (s->current && !s->current->reaped)
+        shell_lost(s, SIGKILL);
 }
 
 bool session_launched(uint32_t slot, int32_t pid)
@@ -247,7 +271,7 @@ void session_reaped(pid_t pid, int status)
             cg_leaf_kill(s->at.leaf, pid);
             op->session_ended = true;
             if (!op->reaped)
-                op_exited(op, status);
+                shell_lost(s, status);
         }
         return;
     }
@@ -256,17 +280,25 @@ void session_reaped(pid_t pid, int status)
 static void on_state(struct session *s, const char *text, size_t n)
 {
     struct op *op = s->current;
+    if (*text == 'z')
+        s->swept = true;
     if (!op || op->reaped)
         return;
     if (text[0] == T_CODE) {
         buf_add(&op->report, text, n);
         return;
     }
+    if (*text == 'b') {
+        s->in_text = true;
+        return;
+    }
+    bool left = *text == 'i'; /* in the middle of the text, because it was told to */
     char *end;
+    text += left;
     long code = strtol(text, &end, 10);
     if (end == text || *end != '\n')
         return;
-    op_exited(op, (int)(code & 255) << 8);
+    op_exited(op, op->killing ? SIGKILL : left ? SIGINT : (int)(code & 255) << 8);
     op->drain_idle = now_ns() + SESSION_IDLE_NS;
 }
 

@@ -174,6 +174,13 @@ void place_leave(struct place *at)
     at->leaf = -1;
 }
 
+/* Everything in its leaf was killed, and a nest with it, dead already or not. */
+void place_spoil(const struct place *at)
+{
+    if (at->nest)
+        nests[at->nest - 1].broken = true;
+}
+
 /* Whether the process died before it took its command: what it had not read resets
  * the connection. */
 bool place_unread(const struct place *at)

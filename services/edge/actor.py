@@ -114,7 +114,7 @@ class Sandbox:
 
     @property
     def settled(self) -> bool:
-        """Whether its state is one that lasts: nothing waits to be done."""
+        """Whether nothing waits to be done."""
         return self.state in ("running", "paused") and self._queue.empty()
 
     @property
@@ -132,13 +132,11 @@ class Sandbox:
         self.end(Ending("failed", cause, exited.message[:1000]))
 
     def operate(self, verb: str, item: EdgeOpItem | None) -> None:
-        """Queues an operation. New time limits are in force at once: what was asked for
-        before time was up counts, however long the queue. Raises ``Unavailable`` when
-        too many wait."""
-        try:
-            self._queue.put_nowait((verb, item))
-        except asyncio.QueueFull:
-            raise Unavailable(f"sandbox {self.uid}: too many operations wait") from None
+        """Queues an operation; new time limits are in force at once, however long the
+        queue. Raises ``Unavailable`` when too many wait."""
+        if self._queue.full():
+            raise Unavailable(f"sandbox {self.uid}: too many operations wait")
+        self._queue.put_nowait((verb, item))
         if verb == "set_timeout" and item is not None:
             self.time.renew(item.ttl_running_stop, item.deadline_s)
             if self._phase == "live" and self.ending is None:
@@ -370,10 +368,12 @@ class Sandbox:
 
     # -- time ---------------------------------------------------------------------
 
-    def _seems_idle(self) -> None:
+    def _seems_idle(self) -> bool:
         """In turn with everything else: what came before it is work."""
         with contextlib.suppress(Unavailable):
             self.operate("idle", None)
+            return True
+        return False
 
     async def _idle(self, handle: Handle) -> None:
         """Time is up for an idle sandbox, unless work came in meanwhile."""

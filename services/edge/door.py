@@ -176,6 +176,7 @@ class Door:
             call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
             clock=self._clock,
         )  # fmt: skip
+        op.takes_input = getattr(request, "stdin", False)
         op.runs_by(sandbox.clock)
         op.stays = verb.reply is ExecReply and isinstance(sandbox.driver, Resumable)
         if have := (msg.headers or {}).get(HEADER_HAVE):

@@ -162,7 +162,7 @@ class Operation:
             self._heard_at = self._clock.monotonic()
             self._moved, self._hole = True, False
             await self._move(reply_to)
-            if self.final is None and self._wants_input and not self._eof:
+            if self.final is None and self.takes_input and not self._eof:
                 await self._send("r", b"")
                 await self._send("a", str(self.taken + self._queued).encode())
             else:
@@ -322,7 +322,7 @@ class Operation:
 
     async def want_input(self) -> None:
         """Tells the client to send input."""
-        self._wants_input = True
+        self._wants_input = self.takes_input = True
         await self._send("r", b"")
 
     async def input(self) -> AsyncIterator[bytes]:

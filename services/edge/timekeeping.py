@@ -21,11 +21,12 @@ from shared.clock import Clock
 
 class Timekeeper:
     """``running``: whether the sandbox runs. ``idle`` and ``deadline`` are called when
-    time is up; ``idle`` once, until :meth:`idle_taken`."""
+    time is up; ``idle``, once it said that it will be seen to, not again until
+    :meth:`idle_taken`."""
 
     def __init__(
         self, times: Times, clock: Clock, activity: Activity, *, started_at: float,
-        running: Callable[[], bool], idle: Callable[[], None], deadline: Callable[[], None],
+        running: Callable[[], bool], idle: Callable[[], bool], deadline: Callable[[], None],
     ) -> None:  # fmt: skip
         self.times = times
         self.started_at = started_at
@@ -64,9 +65,7 @@ class Timekeeper:
             return
         if due.cause == "idle_timeout":
             wait_s = PAUSE_S  # asked for: if it comes to nothing, again
-            if not self._idle_told:
-                self._idle_told = True
-                self._idle()
+            self._idle_told = self._idle_told or self._idle()
         if wait_s is not None:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self.look)
 

@@ -72,6 +72,8 @@ def check_exec(request: ExecRequest) -> None:
         raise InvalidRequest("exactly one of argv and shell", field="argv")
     if request.session is not None and request.shell is None:
         raise InvalidRequest("a session runs shell commands", field="session")
+    if request.session is not None and (request.stdin or request.stdin_data is not None):
+        raise InvalidRequest("a session's commands have no input", field="stdin")
     if request.pty is not None and (request.session is not None or not request.stream):
         raise InvalidRequest("a terminal is streamed, and no session has one", field="pty")
     if request.stdin and request.stdin_data is not None:
@@ -91,6 +93,8 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
     seq = sandbox.next_seq()
     spec = _exec_spec(request)
     limit_s = None if request.timeout_s is None else request.timeout_s + BACKSTOP_S
+    if request.session is not None:
+        limit_s = None  # its time begins with its turn, which only the agent knows
     try:
         async with sandbox.clock.timeout(limit_s):
             outcome = await sandbox.driver.exec(handle, spec, op)
@@ -104,7 +108,9 @@ def _exec_reply(sandbox: Sandbox, op: Operation, outcome: ExecOutcome, seq: int)
         op_id=op.op_id, exit_code=outcome.exit_code, signal=outcome.signal,
         timed_out=outcome.timed_out, oom_killed=outcome.oom_killed,
         truncated=outcome.truncated, duration_s=outcome.duration_s, seq=seq,
-        epoch=sandbox.epoch, stdout=bytes(op.kept["stdout"]), stderr=bytes(op.kept["stderr"]),
+        epoch=sandbox.epoch, session_fresh=outcome.session_fresh,
+        session_ended=outcome.session_ended,
+        stdout=bytes(op.kept["stdout"]), stderr=bytes(op.kept["stderr"]),
     )  # fmt: skip
 
 
@@ -132,6 +138,7 @@ def _exec_spec(request: ExecRequest) -> ExecSpec:
     return ExecSpec(
         op_id=request.op_id, argv=request.argv, shell=request.shell, session=request.session,
         cwd=request.cwd, env=request.env, user=request.user, timeout_s=request.timeout_s,
+        idle_timeout_s=request.idle_timeout_s,
         output_limit_bytes=limit, merge=request.merge,
         stdin=request.stdin or request.stdin_data is not None,
         pty=Resize(*request.pty) if request.pty else None,

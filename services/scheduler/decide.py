@@ -121,6 +121,11 @@ def waits(row: Sandbox) -> bool:
     return row.state == life.REQUESTED and row.cause == WAITING
 
 
+def may_wait(row: Sandbox, now: float) -> bool:
+    """Whether it is in the queue and has time left there."""
+    return waits(row) and now < patience(row)
+
+
 def _full(error: WireError | None) -> bool:
     return error is None or error.code == "capacity_exhausted"
 

@@ -180,7 +180,7 @@ class Work:
         changes, now = unit.changes, time.time()
         placed = self._choose(asks, self._fleet.views())
         # what waits may go on waiting on a view that is half a second old
-        failed = any(not decide.waits(changes.rows[uid]) for uid in placed.failed)
+        failed = any(not decide.may_wait(changes.rows[uid], now) for uid in placed.failed)
         if failed or not await self._lock_fitting(unit, asks, placed):
             rows = await nodes.lock(unit.connection, None)
             placed = self._choose(asks, self._fleet.exact(rows))

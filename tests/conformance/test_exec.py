@@ -41,6 +41,15 @@ async def test_a_time_limit_ends_the_command(driver: Driver, sandbox: Handle) ->
     assert ran.stdout == b"early\n"
 
 
+async def test_silence_ends_a_command(driver: Driver, sandbox: Handle) -> None:
+    script = "echo 1; sleep 0.3; echo 2 >&2; sleep 0.3; echo 3; sleep 60"
+    ran = await run(driver, sandbox, script, idle_timeout_s=0.5)
+    assert ran.outcome.timed_out and (ran.stdout, ran.stderr) == (b"1\n3\n", b"2\n")
+    assert 0.9 < ran.outcome.duration_s < 3
+    ran = await run(driver, sandbox, "sleep 0.3; echo end", timeout_s=10, idle_timeout_s=5)
+    assert (ran.stdout, ran.outcome.timed_out) == (b"end\n", False)
+
+
 async def test_stdin_is_streamed_and_closed(driver: Driver, sandbox: Handle) -> None:
     io = Recorder(stdin=[b"one ", b"two"])
     assert (await run(driver, sandbox, "cat", io=io, stdin=True)).stdout == b"one two"

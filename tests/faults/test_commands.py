@@ -32,6 +32,21 @@ async def test_a_time_limit_ends_the_whole_tree_before_it_answers(box: Sandbox) 
     assert await sleepers(box) == 0
 
 
+async def test_silence_is_limited_inside_too(box: Sandbox) -> None:
+    """(E01, E02) The whole tree ends by it, in a session as elsewhere; output puts it off,
+    a turn that has not come does not bring it on."""
+    for run in (box.exec, box.session("silent").run):
+        queued = asyncio.create_task(run("echo a; sleep .3; echo b; sleep .3; echo c", timeout=9))
+        ran = await run("(setsid sleep 361 &); echo on; sleep 361", idle_timeout=0.4)
+        assert ran.timed_out and ran.stdout == b"on\n" and (await queued).stdout == b"a\nb\nc\n"
+        ran = await run("echo a; sleep .3; echo b; sleep .3; echo c", idle_timeout=0.5)
+        assert (ran.timed_out, ran.stdout) == (False, b"a\nb\nc\n")
+    left = await box.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 36[1] '")
+    assert left.text == "0\n"
+    async with await box.spawn("echo on; sleep 362", idle_timeout=0.4, pty=(24, 80)) as process:
+        assert (await process.wait()).timed_out
+
+
 async def test_what_a_limit_ended_writes_nothing_later(box: Sandbox) -> None:
     """(E02) The limit is kept inside; a client that goes away changes nothing."""
     script = "(trap '' TERM HUP INT; sleep 1.5; touch /tmp/late.$0) & sleep 60"

@@ -184,7 +184,7 @@ async def test_idle_containers_pause_and_come_back(world: World) -> None:
             assert (await box.exec(f"echo {n}")).stdout == f"{n}\n".encode()
 
 
-async def test_a_command_that_nobody_follows_is_activity(world: World) -> None:
+async def test_a_command_over_a_restart_is_activity(world: World) -> None:
     args = container_args(ttl_running_stop=1.0)
     box = await world.client.run_container(args, timeout=CREATE_S)
     command = asyncio.ensure_future(box.exec("sleep 3; echo done >/tmp/done; sleep 2"))

@@ -52,6 +52,8 @@ def exec_payload(spec: ExecSpec, defaults: Defaults) -> bytes:
     ]
     if spec.timeout_s is not None:
         parts.append(wire.field(Tag.TIMEOUT_NS, max(1, int(spec.timeout_s * 1e9))))
+    if spec.idle_timeout_s is not None:
+        parts.append(wire.field(Tag.IDLE_NS, max(1, int(spec.idle_timeout_s * 1e9))))
     if spec.session is not None:
         parts.append(wire.field(Tag.SESSION, spec.session))
     if spec.pty is not None:

@@ -64,6 +64,7 @@ class Tag(IntEnum):
     COLS = 13
     PORT = 14
     WAIT_NS = 15
+    IDLE_NS = 16
     FOP = 20
     PATH = 21
     DST = 22

@@ -131,7 +131,8 @@ class Resize:
 class ExecSpec:
     """One command. Exactly one of ``argv`` and ``shell`` is set; ``shell`` is run
     by ``/bin/sh -c`` (or as the next command of ``session`` when that is set).
-    ``timeout_s`` is enforced inside the sandbox and kills the whole tree.
+    ``timeout_s`` is enforced inside the sandbox and kills the whole tree, as does
+    ``idle_timeout_s`` after so long without output.
     ``output_limit_bytes`` is the budget of *each* stream: head and tail are kept,
     the middle is dropped and counted. ``pty`` puts the command on a controlling
     terminal of that size from its first moment on: its output is one stream
@@ -146,6 +147,7 @@ class ExecSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     timeout_s: float | None = None
+    idle_timeout_s: float | None = None
     output_limit_bytes: int = 10 * 1024 * 1024
     merge: bool = False
     stdin: bool = False

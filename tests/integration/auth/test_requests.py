@@ -303,3 +303,28 @@ async def test_secrets_are_neither_stored_nor_told(stack: Stack, admin: Person) 
             assert not any(secret.encode().hex() in str(row[0]) for row in hexed), table
 
 
+
+
+async def test_old_requests_are_forgotten_but_not_those_that_are_charged(
+    stack: Stack, admin: Person, commands: Commands
+) -> None:
+    project = await new_project(admin)
+    charged, over = body(FAKE), body(FAKE)
+    for request in (charged, over):
+        await send(admin, project, request)
+    await commands.wait(project, 2)
+    both = [charged["request_id"], over["request_id"]]
+    async with stack.db.transaction() as connection:
+        await connection.execute(
+            text("update request set at = now() - make_interval(secs => :s) where id = any(:ids)"),
+            {"s": stack.settings.auth_request_keep_s + 1, "ids": both},
+        )
+        await connection.execute(
+            text("delete from charge where request = :id"), {"id": over["request_id"]}
+        )
+    assert await stack.app.prune() >= 1
+    async with stack.db.transaction() as connection:
+        found = await connection.execute(
+            text("select id from request where id = any(:ids)"), {"ids": both}
+        )
+        assert [row[0] for row in found] == [charged["request_id"]]

@@ -55,6 +55,17 @@ def busybox_tree(folder: Path) -> Path:
     return tree
 
 
+def bash_layer(folder: Path) -> Layer:
+    """The machine's own bash with the libraries it loads."""
+    tree = folder / "bash"
+    bash = shutil.which("bash") or "/bin/bash"
+    said = subprocess.run(["ldd", bash], capture_output=True, text=True, check=True).stdout
+    for file in ("/bin/bash", *(w for w in said.split() if w.startswith("/"))):
+        (tree / file.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(bash if file == "/bin/bash" else file, tree / file.lstrip("/"))
+    return pack(tree, "bash")
+
+
 def small_layer(folder: Path, number: int) -> Layer:
     """A layer with one file of its own: ``/layers/<number>``."""
     tree = folder / f"layer-with-a-rather-long-name-{number:04d}"

@@ -215,6 +215,24 @@ async def test_limits_that_a_killed_edge_left_lowered_are_restored(
         await fresh.stop(handle)
 
 
+async def test_commands_that_nobody_follows_are_counted(harness: ContainerHarness) -> None:
+    """By that an edge that was restarted knows that a sandbox is not idle."""
+    spec = harness.spec(uid=new_uid())
+    handle = await harness.driver.start(spec)
+    io = Recorder()
+    left = asyncio.ensure_future(run(harness.driver, handle, "echo on; sleep 1000", io=io))
+    await io.started.wait()
+    assert await harness.driver.commands(handle) == 1
+    fresh = await harness.restart()
+    try:
+        found = await fresh.recover(handle, spec)
+        assert found is not None
+        await asyncio.gather(left, return_exceptions=True)  # its connection was replaced
+        assert await fresh.commands(found) == 1
+    finally:
+        await fresh.stop(handle)
+
+
 async def test_a_kernel_that_refuses_to_reclaim_says_so_and_keeps_limits(
     driver: ContainerDriver, large: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

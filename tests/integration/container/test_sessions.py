@@ -1,15 +1,22 @@
-"""Sessions: what lives on between commands, and what ends a shell."""
+"""Sessions: what lives on between commands, what ends a command and what a shell. Every
+test runs with busybox' sh and with bash: their shells are told to leave a text in
+different ways."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
-from services.edge.drivers.base import Handle
+from services.edge.drivers.base import Handle, Layer
 from services.edge.drivers.container import ContainerDriver
 from shared.errors import InvalidRequest
-from tests.conformance.harness import Ran, run
+from tests.conformance.harness import Ran, Recorder, new_uid, run
+from tests.integration.container.harness import ContainerHarness
+from tests.integration.container.images import bash_layer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.docker]
 
@@ -21,6 +28,21 @@ class Session:
     async def __call__(self, command: str, **changes: object) -> Ran:
         given = {"session": "s", "timeout_s": 20, **changes}
         return await run(self.driver, self.handle, command, **given)
+
+
+@pytest.fixture(scope="module")
+def bash(tmp_path_factory: pytest.TempPathFactory) -> Layer:
+    return bash_layer(tmp_path_factory.mktemp("bash"))
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=["sh", "bash"])
+async def sandbox(
+    harness: ContainerHarness, bash: Layer, request: pytest.FixtureRequest
+) -> AsyncIterator[Handle]:
+    layers = [harness.layer, bash] if request.param == "bash" else [harness.layer]
+    handle = await harness.driver.start(harness.spec(uid=new_uid(), layers=layers))
+    yield handle
+    await harness.driver.stop(handle)
 
 
 @pytest.fixture
@@ -59,12 +81,157 @@ async def test_commands_queue_in_order(session: Session) -> None:
     assert [r.stdout for r in done] == [b"%d\n" % i for i in range(20)]
 
 
-async def test_a_time_limit_takes_the_shell_with_it(session: Session) -> None:
+NESTED = "g() { sleep 61; echo on; }; f() { while :; do g; done; }; f; echo after"
+SPINNING = "f() { while :; do :; done; }; f; echo after"
+READING = "mkfifo /tmp/never; read x </tmp/never; echo after"
+INSIDE = "x=$(sleep 60 | cat); (sleep 60; echo sub); eval 'sleep 60'; echo after"
+TRAPPED = "trap 'echo trap' INT; sleep 60; echo after"
+
+
+@pytest.mark.parametrize(
+    "command", ["setsid sleep 60 & sleep 60", NESTED, SPINNING, READING, "sleep 60 & wait", INSIDE]
+)
+async def test_a_time_limit_leaves_the_shell_and_its_state(session: Session, command: str) -> None:
+    """(E01, E05) Whatever the text is in the middle of, all it started is dead."""
+    await session("X=1; cd /tmp; h() { echo h$X; }; sleep 300 & echo $! >/tmp/kept")
+    began = time.monotonic()
+    ran = await session(command, timeout_s=0.15)
+    assert ran.outcome.timed_out and not ran.outcome.session_ended
+    assert (ran.stdout, time.monotonic() - began < 3) == (b"", True)
+    left = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 6[0-9] '"
+    ran = await session(f"h; pwd; kill -0 $(cat kept) && echo lives; {left}")
+    assert ran.stdout == b"h1\n/tmp\nlives\n0\n" and not ran.outcome.session_fresh
+
+
+async def test_background_work_of_earlier_commands_goes_on_with_what_it_starts(
+    session: Session,
+) -> None:
+    await session("(while :; do sleep 0.05; echo >>/tmp/beats; done) & X=1")
+    assert (await session("setsid sleep 62 & sleep 62", timeout_s=0.15)).outcome.timed_out
+    ran = await session("rm /tmp/beats; sleep 0.3; test -s /tmp/beats; echo $?$X")
+    assert ran.stdout == b"01\n"
+
+
+async def test_a_shell_that_does_not_let_go_ends_with_its_command(session: Session) -> None:
     await session("X=1")
-    ran = await session("setsid sleep 60 & sleep 60", timeout_s=0.3)
+    began = time.monotonic()
+    ran = await session("trap '' 64; while :; do sleep 1; done", timeout_s=0.15)
     assert ran.outcome.timed_out and ran.outcome.session_ended
-    ran = await session("echo fresh$X; grep -qx sleep /proc/[0-9]*/comm")
-    assert (ran.code, ran.stdout) == (1, b"fresh\n")
+    assert time.monotonic() - began < 4
+    ran = await session("echo fresh$X")
+    assert (ran.stdout, ran.outcome.session_fresh) == (b"fresh\n", True)
+
+
+def interrupted(session: Session, command: str, **changes: object) -> tuple[Recorder, asyncio.Task]:
+    io = Recorder()
+    return io, asyncio.ensure_future(session(command, io=io, **changes))
+
+
+@pytest.mark.parametrize(
+    "command", ["sleep 60; echo after", NESTED, SPINNING, READING, INSIDE, TRAPPED]
+)
+async def test_an_interrupt_ends_the_command_and_keeps_the_shell(
+    session: Session, command: str
+) -> None:
+    await session("X=1; cd /tmp; sleep 300 &")
+    io, work = interrupted(session, f"echo on; {command}")
+    await io.started.wait()
+    await asyncio.sleep(0.05)
+    io.signals.put_nowait("INT")
+    ran = await asyncio.wait_for(work, 5)
+    assert (ran.code, ran.outcome.signal, ran.stdout) == (130, "INT", b"on\n")
+    assert not ran.outcome.session_ended
+    ran = await session("echo $X; pwd; cat /proc/[0-9]*/comm | grep -cx sleep")
+    assert (ran.stdout, ran.outcome.session_fresh) == (b"1\n/tmp\n1\n", False)
+
+
+async def test_an_interrupt_right_after_the_start_is_not_lost(session: Session) -> None:
+    await session("X=1")
+    for number in range(20):
+        io, work = interrupted(session, "sleep 60; sleep 60")
+        await asyncio.sleep(number * 0.0005)
+        io.signals.put_nowait("INT")
+        ran = await asyncio.wait_for(work, 5)
+        assert (ran.code, ran.outcome.session_ended) == (130, False), number
+    assert (await session("echo $X")).stdout == b"1\n"
+
+
+async def test_an_interrupt_from_inside_is_one_too(session: Session) -> None:
+    await session("X=1")
+    ran = await session("echo on; kill -INT $$; echo after")
+    assert (ran.code, ran.outcome.signal, ran.stdout) == (130, "INT", b"on\n")
+    ran = await session("sh -c 'kill -INT $$'; echo $?; echo $X")
+    assert (ran.code, ran.stdout) == (0, b"130\n1\n")
+
+
+async def test_a_program_may_handle_an_interrupt(session: Session) -> None:
+    """The text is left when it has ended, with everything it still said."""
+    handler = 'trap "sleep .3; echo cleaned; exit 3" INT'
+    script = f"sh -c '{handler}; echo on; while :; do sleep .1; done'; echo after"
+    io, work = interrupted(session, script)
+    await io.started.wait()
+    io.signals.put_nowait("INT")
+    ran = await asyncio.wait_for(work, 5)
+    assert (ran.code, ran.stdout) == (130, b"on\ncleaned\n")
+
+
+async def test_an_interrupted_command_that_waits_for_its_turn_does_not_run(
+    session: Session,
+) -> None:
+    first = asyncio.ensure_future(session("sleep 0.5"))
+    await asyncio.sleep(0.1)
+    io, work = interrupted(session, "touch /tmp/ran")
+    await asyncio.sleep(0.1)
+    io.signals.put_nowait("INT")
+    assert (await asyncio.wait_for(work, 5)).code == 130
+    await first
+    assert (await session("test -e /tmp/ran")).code == 1
+
+
+async def test_other_signals_reach_what_the_command_started(session: Session) -> None:
+    """And neither the shell nor background work of earlier commands."""
+    await session("X=1; sleep 300 &")
+    io, work = interrupted(session, "echo on; sleep 60; echo $?; sleep 0.1; echo end")
+    await io.started.wait()
+    await asyncio.sleep(0.1)
+    io.signals.put_nowait("TERM")
+    ran = await asyncio.wait_for(work, 5)
+    assert (ran.code, ran.stdout) == (0, b"on\n143\nend\n")
+    ran = await session("echo $X; cat /proc/[0-9]*/comm | grep -cx sleep")
+    assert ran.stdout == b"1\n1\n"
+
+
+async def test_a_kill_ends_the_command_and_keeps_the_shell(session: Session) -> None:
+    await session("X=1")
+    io, work = interrupted(session, "trap '' INT TERM; echo on; setsid sleep 60 & sleep 60")
+    await io.started.wait()
+    io.signals.put_nowait("KILL")
+    ran = await asyncio.wait_for(work, 5)
+    assert (ran.code, ran.outcome.signal, ran.outcome.session_ended) == (137, "KILL", False)
+    assert (await session("echo $X; cat /proc/[0-9]*/comm | grep -cx sleep")).stdout == b"1\n0\n"
+
+
+async def test_options_traps_and_open_files_live_on(session: Session) -> None:
+    await session("set -u; trap 'echo bye' EXIT; exec 9>/tmp/lock; exec 3</etc/passwd; umask 077")
+    ran = await session("echo x >&9; head -n1 <&3; umask; echo $-")
+    assert ran.stdout.startswith(b"root:x:0:0:root:/root:/bin/sh\n0077\n")
+    assert b"u" in ran.stdout.splitlines()[-1]
+    ran = await session("cat /tmp/lock; exit 3")
+    assert (ran.code, ran.stdout) == (3, b"x\nbye\n")
+
+
+async def test_an_error_that_ends_a_shell_ends_this_one_and_is_told(session: Session) -> None:
+    await session("X=1; set -e")
+    ran = await session("false; echo never")
+    assert (ran.code, ran.stdout, ran.outcome.session_ended) == (1, b"", True)
+    ran = await session("echo $X$-")
+    assert ran.outcome.session_fresh and b"e" not in ran.stdout
+
+
+async def test_names_of_the_user_do_not_get_in_the_way(session: Session) -> None:
+    await session("echo() { :; }; read() { :; }; set -x; alias cat=false")
+    ran = await session("cd /tmp; pwd; (exit 6)")
+    assert (ran.code, ran.stdout) == (6, b"/tmp\n")
 
 
 async def test_a_cancelled_command_lets_those_behind_it_run(session: Session) -> None:

@@ -143,6 +143,7 @@ class _Operation:
         self._input: deque[bytes] = deque()
         self._eof = self._wants = self.cancelled = False
         self._final: bytes | None = None
+        self._silent = asyncio.timeout(None)
         self._process: asyncio.subprocess.Process | None = None
 
     async def send(self, frame: str, data: bytes = b"", offset: int | None = None) -> None:
@@ -241,7 +242,9 @@ class _Operation:
         feeding = asyncio.create_task(self._write(process, request)) if has_input else None
         timed_out = False
         try:
-            async with asyncio.timeout(request.timeout_s):
+            async with asyncio.timeout(request.timeout_s), asyncio.timeout(
+                request.idle_timeout_s
+            ) as self._silent:
                 await asyncio.gather(*work, process.wait())
         except TimeoutError:
             timed_out = True
@@ -259,6 +262,9 @@ class _Operation:
 
     async def _read(self, source: Any, frame: str, request: ExecRequest, kept: Any) -> None:
         while data := await source.read(CHUNK_BYTES):
+            if request.idle_timeout_s is not None:
+                now = asyncio.get_running_loop().time()
+                self._silent.reschedule(now + request.idle_timeout_s)
             if request.stream:
                 await self.output(frame, data)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -21,9 +22,11 @@ class Budget:
         self._tail = bytearray()
         self._emit = emit
         self.dropped = 0
+        self.written_at = time.monotonic()
 
     async def write(self, data: bytes) -> None:
         """Takes output."""
+        self.written_at = time.monotonic()
         head, rest = data[: self._head], data[self._head :]
         if head:
             self._head -= len(head)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Collection
 from typing import Any
 
 from services.edge.drivers.base import ExecIO, ExecSpec
 from services.edge.drivers.fake import tree as trees
+from services.edge.drivers.fake.budget import Budget
 from shared.errors import DsecError, InvalidRequest, Unsupported
 
 MAX_ENV_BYTES = 128 * 1024
@@ -30,6 +33,20 @@ def is_folder(tree: trees.Tree, path: str) -> bool:
         return tree.find(path)[1].kind == "dir"
     except DsecError:
         return False
+
+
+async def until_silent(
+    waiting: set[asyncio.Future[Any]], spec: ExecSpec, budgets: Collection[Budget]
+) -> None:
+    """Returns when one of ``waiting`` is done or the command was silent for too long."""
+    while not any(future.done() for future in waiting):
+        left_s = None
+        if spec.idle_timeout_s is not None:
+            last = max(budget.written_at for budget in budgets)
+            left_s = last + spec.idle_timeout_s - time.monotonic()
+            if left_s <= 0:
+                return
+        await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def signals(io: ExecIO, work: asyncio.Future[Any]) -> None:

@@ -238,7 +238,7 @@ class FakeDriver(EchoPorts):
             waiting: set[asyncio.Future[Any]] = {work, death}
             with contextlib.suppress(TimeoutError):
                 async with live.clock.timeout(spec.timeout_s):
-                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    await commands.until_silent(waiting, spec, budgets.values())
             if death.done():
                 death.result()
             timed_out = not work.done()
