@@ -32,6 +32,7 @@ from libdsec.errors import (
     ExpectEnded,
     ExpectTimeout,
     FileAlreadyExists,
+    FileChanged,
     FileError,
     FileIsADirectory,
     FileNotADirectory,
@@ -59,7 +60,7 @@ from libdsec.interaction import Found, Interaction
 from libdsec.jobs import Job
 from libdsec.ports import Connection, LocalAddress, Port
 from libdsec.process import Output, Process
-from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info
+from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info, TreeCopy
 from libdsec.sandbox import Sandbox
 from libdsec.sessions import Session
 
@@ -84,6 +85,7 @@ __all__ = [
     "ExpectTimeout",
     "FileAlreadyExists",
     "FileChange",
+    "FileChanged",
     "FileError",
     "FileInfo",
     "FileIsADirectory",
@@ -114,6 +116,7 @@ __all__ = [
     "SandboxDied",
     "Session",
     "StdinClosed",
+    "TreeCopy",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",

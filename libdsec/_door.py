@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 
 from libdsec._link import Link, status
 from libdsec._operation import Operation
-from libdsec._wire import HEADER_FRAME, HEADER_OFFSET, out
+from libdsec._wire import HEADER_FRAME, HEADER_OFFSET, HEADER_SOURCE, out
 from libdsec.errors import DSecError, Unavailable
 
 TICK_S = 0.5
@@ -67,6 +67,8 @@ class Operations:
         headers = message.headers or {}
         offset = headers.get(HEADER_OFFSET)
         kind = headers.get(HEADER_FRAME, "x")
+        if HEADER_SOURCE in headers:
+            operation.source = {HEADER_SOURCE: headers[HEADER_SOURCE]}
         at = int(offset) if offset and offset.isdigit() else None
         operation.on_frame(kind, message.data, at)
 

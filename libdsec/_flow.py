@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from libdsec._wire import CHUNK_BYTES, WINDOW_BYTES
 
+KEPT_BYTES = 1024 * 1024
+"""Acknowledged input that is kept: an edge that was killed had it taken, and not all of it
+may have reached the sandbox, whose own window is smaller than this."""
 ACK_EVERY_BYTES = WINDOW_BYTES // 4
 """A count is sent when this much was taken since the last one."""
 
@@ -22,13 +25,14 @@ class Gap(Exception):
 @dataclass
 class Receiving:
     """The output side, in order and once. ``have`` counts the bytes that came, of
-    both streams; ``taken`` those the caller took."""
+    both streams; ``errors`` those of stderr among them; ``taken`` those the caller took."""
 
     have: int = 0
     taken: int = 0
     acked: int = 0
     missed: int = 0
     begun: bool = True
+    errors: int = 0
     ack_every: int = ACK_EVERY_BYTES
 
     @classmethod
@@ -37,7 +41,12 @@ class Receiving:
         counted in ``missed``, before the first frame."""
         return cls(offset, offset, offset, begun=False)
 
-    def accept(self, data: bytes, offset: int | None) -> bytes:
+    @property
+    def counts(self) -> str:
+        """What came of stdout and of stderr."""
+        return f"{self.have - self.errors} {self.errors}"
+
+    def accept(self, data: bytes, offset: int | None, *, error: bool = False) -> bytes:
         """The new bytes of a frame. Raises :class:`Gap`. A frame without an offset
         goes where the output stands."""
         if offset is not None and offset > self.have and not self.begun:
@@ -48,6 +57,7 @@ class Receiving:
             raise Gap(f"{self.have} of {offset} bytes")
         new = data if offset is None else data[self.have - offset :]
         self.have += len(new)
+        self.errors += len(new) if error else 0
         return new
 
     def take(self, count: int) -> int | None:
@@ -65,7 +75,8 @@ class Receiving:
 
 @dataclass
 class Sending:
-    """The input side. Chunks are kept until acknowledged: a re-attach repeats them."""
+    """The input side. Chunks are kept until acknowledged, and a little longer: a re-attach
+    repeats them."""
 
     sent: int = 0
     acked: int = 0
@@ -91,13 +102,23 @@ class Sending:
         if not self.acked <= count <= self.sent:
             return
         self.acked = count
-        while self.unacked and self.unacked[0][0] + len(self.unacked[0][1]) <= count:
+        kept = count - KEPT_BYTES
+        while self.unacked and self.unacked[0][0] + len(self.unacked[0][1]) <= kept:
             self.unacked.popleft()
+
+    def begin_at(self, count: int) -> bool:
+        """After a re-attach the other side has ``count`` bytes, perhaps fewer than it
+        acknowledged. Whether the rest can be sent again."""
+        if count < self.acked and not (self.unacked and self.unacked[0][0] <= count):
+            return False
+        self.acked = min(self.acked, count)
+        self.acknowledge(count)
+        return True
 
     def again(self) -> list[tuple[int, bytes]]:
         """What to repeat from the acknowledged count on: (offset, bytes)."""
         cuts = ((o, c, max(self.acked - o, 0)) for o, c in self.unacked)
-        return [(o + cut, c[cut:]) for o, c, cut in cuts]
+        return [(o + cut, c[cut:]) for o, c, cut in cuts if cut < len(c)]
 
 
 class Stood:

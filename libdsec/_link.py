@@ -113,7 +113,7 @@ class Link:
             await client.subscribe(
                 subject, cb=handler, pending_msgs_limit=0, pending_bytes_limit=0
             )
-        await _known(client)
+        await client.flush()
 
     async def _dial(self, client: Client, refused: asyncio.Future[DSecError]) -> None:
         async def on_error(exc: Exception) -> None:
@@ -220,7 +220,7 @@ class Link:
         made = await self._client.subscribe(
             subject, cb=handler, pending_msgs_limit=0, pending_bytes_limit=0
         )
-        await _known(self._client)
+        await self._client.flush()
 
         async def end() -> None:
             self._subscriptions.pop(subject, None)
@@ -248,13 +248,6 @@ class Link:
     async def _discard(self) -> None:
         self._closing = True
         await _close(self._client)
-
-
-async def _known(client: Client) -> None:
-    """Returns when the server has all that was written. The first ping overtakes what
-    waits in the client; when it is answered, that is on its way."""
-    for _ in range(2):
-        await client.flush()
 
 
 async def _close(client: Client) -> None:

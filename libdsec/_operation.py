@@ -25,13 +25,14 @@ from libdsec._wire import (
     HEADER_OP,
     KEEPALIVE_S,
     BadMessage,
+    FileRequest,
     WireError,
     decode,
     encode,
     exec_,
     out,
 )
-from libdsec.errors import DSecError, InternalError, StdinClosed, Unavailable, from_wire
+from libdsec.errors import DSecError, InputLost, InternalError, StdinClosed, Unavailable, from_wire
 
 if TYPE_CHECKING:
     from libdsec._door import Operations
@@ -81,14 +82,14 @@ class Operation(Generic[R]):
         self._operations = operations
         self._link = link
         self._body = encode(request)
-        self._type = reply_type
-        self._verdict = verdict
+        self._type, self._verdict = reply_type, verdict
         self.terminal = joining is not None or getattr(request, "pty", None) is not None
+        self._attended = self.terminal or isinstance(request, FileRequest)
+        self.source: dict[str, str] = {}  # the header that names what is read
         self.receiving = _flow.Receiving() if joining is None else _flow.Receiving.at(joining)
         self._joining = joining is not None
-        self._errors = 0  # bytes of stderr among those received
         self._orders: list[tuple[str, bytes]] = []
-        self._size: bytes | None = None
+        self._size: list[tuple[str, bytes]] = []
         self._heard = False
         self.sending, self.stood = _flow.Sending(), _flow.Stood()
         self._heard_at = self._asked_at = time.monotonic()
@@ -98,8 +99,7 @@ class Operation(Generic[R]):
         self._changed = asyncio.Event()
         self._ready = self._repeat_input = self._input_ended = False
         self._asking: asyncio.Task[Any] | None = None
-        self._retry_s = RETRY_S
-        self._silences = 0
+        self._retry_s, self._silences = RETRY_S, 0
         self._refusal: WireError | None = None
 
     def __repr__(self) -> str:
@@ -131,11 +131,10 @@ class Operation(Generic[R]):
         cannot be mistaken for them."""
         self._operations.rename(self, _ids.new())
         self._ready = False
-        self._repeat_input = not self._joining
-        have = f"{self.receiving.have - self._errors} {self._errors}"
-        await self._ask({HEADER_HAVE: have} if self._heard else None)
-        size = [] if self._size is None else [("z", self._size)]
-        for kind, data in [*self._orders, *size]:  # sent in vain where nobody listened
+        self._repeat_input = self._heard and not self._joining
+        have = {HEADER_HAVE: self.receiving.counts, **self.source}
+        await self._ask(have if self._heard else None)
+        for kind, data in [*self._orders, *self._size]:  # sent in vain where nobody listened
             await self._io(kind, data)
 
     # -- what comes ------------------------------------------------------------
@@ -159,11 +158,11 @@ class Operation(Generic[R]):
             self._on_final(data, offset)
         elif kind == "k":
             self.stood.told(data, self._heard_at)
-            if self.terminal:
+            if self._attended:
                 self._operations.spawn(self._still_here())
 
     async def _still_here(self) -> None:
-        """A client at a terminal that says nothing has hung up."""
+        """A client that says nothing for long has hung up."""
         self.receiving.acked = self.receiving.taken
         await self._io("w", str(self.receiving.taken).encode())
 
@@ -180,12 +179,11 @@ class Operation(Generic[R]):
 
     def _on_output(self, kind: str, data: bytes, offset: int | None) -> None:
         try:
-            new = self.receiving.accept(data, offset)
+            new = self.receiving.accept(data, offset, error=kind == "e")
         except _flow.Gap:
             self.reattach()
             return
         if new:
-            self._errors += len(new) if kind == "e" else 0
             self.output.append((kind, new))
             self._changed.set()
 
@@ -195,10 +193,13 @@ class Operation(Generic[R]):
         if self._joining:
             self._joined(int(data))
             return
-        self.sending.acknowledge(int(data))
-        if self._repeat_input:
+        if not self._repeat_input:
+            self.sending.acknowledge(int(data))
+        elif self.sending.begin_at(int(data)):
             self._repeat_input = False
             self._operations.spawn(self._send_again())
+        else:
+            self.fail(InputLost(f"the node has only {int(data)} bytes of what was sent"))
         self._changed.set()
 
     def _on_ready(self) -> None:
@@ -350,8 +351,8 @@ class Operation(Generic[R]):
     async def resize(self, rows: int, cols: int) -> None:
         """Tells the new size of the command's terminal."""
         if not self._final.done():
-            self._size = f"{rows} {cols}".encode()
-            await self._io("z", self._size)
+            self._size = [("z", f"{rows} {cols}".encode())]
+            await self._io(*self._size[0])
 
     async def cancel(self) -> None:
         """Has the edge kill the command's tree; the final reply still comes."""

@@ -13,8 +13,9 @@ from libdsec._faces import FACES
 
 TARGET = Path(__file__).with_name("sync.pyi")
 RENAMED = {
-    "AsyncIterator": "Iterator", "__aenter__": "__enter__", "__aexit__": "__exit__",
-    "__anext__": "__next__", "__aiter__": "__iter__", "AsyncClient": "Client",
+    "AsyncIterator": "Iterator", "AsyncIterable": "Iterable", "AsyncClient": "Client",
+    "__aenter__": "__enter__", "__aexit__": "__exit__",
+    "__anext__": "__next__", "__aiter__": "__iter__",
 }  # fmt: skip
 KEPT_DUNDERS = frozenset({"__init__", "__aenter__", "__aexit__", "__anext__", "__aiter__"})
 ATTRIBUTES = {
@@ -116,7 +117,7 @@ def _imports(used: set[str]) -> list[str]:
                 )
                 lines |= {f"from {node.module} import {n}" for n in wanted}
     defined = {
-        "LocalPath": "files", "Progress": "files", "OnProgress": "managers", "OnError": "ports",
+        "LocalPath": "files", "OnProgress": "managers", "OnError": "ports",
         "Pattern": "interaction",
     }  # fmt: skip
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}

@@ -325,6 +325,10 @@ HEADER_HAVE = "Dsec-Have"
 """On a request that is sent again: decimal counts of the bytes of stdout and of stderr
 that the client has, with a space between."""
 
+HEADER_SOURCE = "Dsec-Source"
+"""On ``o`` frames of a read: which file this is, in which state. On a request that is sent
+again: what the client was told."""
+
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 
@@ -399,11 +403,35 @@ class ExecReply(Versioned, frozen=True):
     stderr: bytes = b""
     error: WireError | None = None
 
+def plain_name(name: str) -> tuple[str, bytes | None]:
+    """A name as JSON carries it: what is no UTF-8 (lone surrogates, as Python has it)
+    goes as bytes beside a text to be shown."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raw = name.encode("utf-8", "surrogateescape")
+        return raw.decode("utf-8", "replace"), raw
+    return name, None
+
+def whole_name(text: str, raw: bytes | None) -> str:
+    """What :func:`plain_name` was given."""
+    return text if raw is None else raw.decode("utf-8", "surrogateescape")
+
 class FileRequest(Versioned, frozen=True):
-    """verbs ``file_read file_write file_stat file_list file_mkdir file_remove
-    file_move``; the fields each verb reads are named after what they do. Content
-    travels in frames: ``o`` frames for a read, ``i`` frames for a write (``data``
-    instead, for content up to ``INLINE_BYTES``)."""
+    """verbs ``file_read file_write file_stat file_list file_mkdir file_remove file_move
+    file_pack file_unpack file_watch``; the fields each verb reads are named after what
+    they do. Content travels in frames: ``o`` frames for a read, ``i`` frames for a write
+    (``data`` instead, for content up to ``INLINE_BYTES``). ``raw_path`` and ``raw_target``
+    stand for names that are no UTF-8. ``mtime_ns`` is set on the file written; ``sparse``
+    makes holes of long rows of zeros.
+
+    ``file_list``: entries in the reply, or, where they are many, as JSON lines of
+    ``FileEntry`` in ``o`` frames; with ``recursive`` all below, not through links.
+    ``file_pack``: ``data`` names files below ``path``, a zero byte behind each; the answer
+    is a bundle; with ``length`` 0 without contents, of whatever there is by these names.
+    ``file_unpack``: the input is a bundle that is laid out below ``path``, each file as a
+    whole. ``file_watch``: JSON lines of ``FileEvent`` until cancelled; a frame holds whole
+    lines."""
 
     op_id: OpId
     path: Path
@@ -417,9 +445,15 @@ class FileRequest(Versioned, frozen=True):
     recursive: bool = False
     parents: bool = True
     target: Path | None = None
+    raw_path: Annotated[bytes, Meta(min_length=1, max_length=4096)] | None = None
+    raw_target: Annotated[bytes, Meta(min_length=1, max_length=4096)] | None = None
+    mtime_ns: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
+    sparse: bool = False
 
 class FileEntry(Message, frozen=True):
-    """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch."""
+    """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch,
+    ``mtime_ns`` the same exactly; ``ino`` and ``nlink``: which entries are names of one
+    file. ``raw_path`` and ``raw_target``: the bytes of names that are no UTF-8."""
 
     path: str
     type: str
@@ -429,10 +463,25 @@ class FileEntry(Message, frozen=True):
     gid: int
     mtime: float
     target: str | None = None
+    raw_path: bytes | None = None
+    raw_target: bytes | None = None
+    ino: int = 0
+    nlink: int = 1
+    mtime_ns: int = 0
+
+class FileEvent(Message, frozen=True):
+    """A line of ``file_watch``. ``change``: ``ready`` (from here on nothing is missed),
+    ``created``, ``modified``, ``deleted``, ``overflow`` (changes were lost: look again).
+    ``entry``: what is there now, if anything."""
+
+    change: str
+    path: str
+    raw_path: bytes | None = None
+    entry: FileEntry | None = None
 
 class FileReply(Versioned, frozen=True):
     """The final frame of a file verb. ``data`` is the content of a read that came
-    without frames."""
+    without frames; ``size`` the bytes read or stored, of a listing the entries."""
 
     op_id: OpId
     entry: FileEntry | None = None

@@ -1,8 +1,8 @@
-"""Finding, watching and comparing files of a sandbox, out of ``list`` and ``exec``.
+"""Listing, finding, watching and comparing files of a sandbox.
 
-Owns: patterns, what counts as a change, the patch of a workspace. Does not own: one
-file's operations (:mod:`libdsec.files`). Watching polls with ``list``: it needs nothing
-in the image, and misses what comes and goes between two looks.
+Owns: patterns, what counts as a change between two looks, the patch of a workspace. Does
+not own: one file's operations (:mod:`libdsec.files`). Where the sandbox's kernel tells
+no changes, watching polls: that misses what comes and goes between two looks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ import asyncio
 import posixpath
 from collections.abc import AsyncIterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from libdsec._filecalls import FileCalls, info_of, persistent
+from libdsec._wire import FileEntry, FileEvent, FileReply, whole_name
 from libdsec.errors import (
     ExecFailed,
     FileNotADirectory,
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from libdsec.files import Files
     from libdsec.sandbox import Sandbox
 
+ENTRIES = msgspec.json.Decoder(FileEntry)
+EVENTS = msgspec.json.Decoder(FileEvent)
 LISTS_AT_ONCE = 8
 """Directories that one call reads at the same time."""
 DIFF_TIMEOUT_S = 120.0
@@ -93,11 +99,49 @@ async def glob(files: Files, pattern: str, *, user: str | None) -> list[FileInfo
     return [found[path] for path in sorted(found)]
 
 
+async def entries(
+    calls: FileCalls, path: str, *, recursive: bool, user: str | None
+) -> list[FileInfo]:
+    """What is in a directory, or below it, parents first, by name."""
+
+    async def whole() -> list[FileEntry]:
+        found: list[FileEntry] = []
+        async for part in calls.output("file_list", path, recursive=recursive, user=user):
+            if isinstance(part, FileReply):
+                found += part.entries or []
+            else:  # a frame holds whole lines
+                found += ENTRIES.decode_lines(part)
+        return found
+
+    found = map(info_of, await persistent(whole))
+    return sorted(found, key=lambda info: info.path.split("/"))
+
+
 async def watch(
+    files: Files, calls: FileCalls, path: str, *, recursive: bool, interval_s: float,
+    user: str | None,
+) -> AsyncIterator[FileChange]:  # fmt: skip
+    """Changes below ``path``, as the kernel tells them where it can."""
+    try:
+        async for part in calls.output("file_watch", path, recursive=recursive, user=user):
+            if isinstance(part, FileReply):
+                break
+            for event in EVENTS.decode_lines(part):
+                info = None if event.entry is None else info_of(event.entry)
+                kind: Any = event.change
+                yield FileChange(kind, whole_name(event.path, event.raw_path), info)
+    except Unsupported:
+        looks = _looks(files, path, recursive=recursive, interval_s=interval_s, user=user)
+        async for change in looks:
+            yield change
+
+
+async def _looks(
     files: Files, path: str, *, recursive: bool, interval_s: float, user: str | None
 ) -> AsyncIterator[FileChange]:
     """Changes below ``path``, one look every ``interval_s`` seconds."""
     before = await _seen(files, path, recursive=recursive, user=user)
+    yield FileChange("ready", path)
     while True:
         await asyncio.sleep(interval_s)
         after = await _seen(files, path, recursive=recursive, user=user)
@@ -129,7 +173,7 @@ async def _seen(
 def changes(before: dict[str, FileInfo], after: dict[str, FileInfo]) -> list[FileChange]:
     """What happened between two looks, by path; what is gone comes first. A directory
     is not modified by what happens in it."""
-    gone = [FileChange("deleted", path, info) for path, info in before.items() if path not in after]
+    gone = [FileChange("deleted", path) for path in before if path not in after]
     rest = []
     for path, info in after.items():
         old = before.get(path)

@@ -149,6 +149,10 @@ class Unavailable(_Coded):
     default_code = "unavailable"
 
 
+class InputLost(Unavailable):
+    """The node lost input that this client no longer has: it must come from its start."""
+
+
 class DeadlineExceeded(_Coded):
     """The call's own time ran out (never a command's: see :class:`ExecTimeout`)."""
 
@@ -284,6 +288,13 @@ class DirectoryNotEmpty(FileError, Conflict, builtins.OSError):
     default_errno = errno_.ENOTEMPTY
 
 
+class FileChanged(FileError, Conflict, builtins.OSError):
+    """It became another one while it was copied."""
+
+    default_code = "conflict"
+    default_errno = errno_.ESTALE
+
+
 class NoSpaceLeft(FileError, QuotaExceeded, builtins.OSError):
     """The sandbox's disk limit is reached."""
 
@@ -335,43 +346,12 @@ BY_CODE: dict[str, type[_Coded]] = {
     )
 }  # fmt: skip
 
-_BY_ERRNO: dict[str, type[FileError]] = {
-    "ENOENT": FileNotFound,
-    "EACCES": FilePermissionDenied,
-    "EPERM": FilePermissionDenied,
-    "EROFS": FilePermissionDenied,
-    "EISDIR": FileIsADirectory,
-    "ENOTDIR": FileNotADirectory,
-    "ENOTREG": NotARegularFile,
-    "EINVAL": BadPath,
-    "ELOOP": BadPath,
-    "ENAMETOOLONG": BadPath,
-    "EEXIST": FileAlreadyExists,
-    "ENOTEMPTY": DirectoryNotEmpty,
-    "ENOSPC": NoSpaceLeft,
-    "EDQUOT": NoSpaceLeft,
-}
-
-
 _FACTS = ("code", "field", "retryable", "is_infra", "cause", "retry_after_s", "details")
 
 
 def from_wire(error: WireError) -> DSecError:
     """The exception of an error that came over the bus."""
-    return BY_CODE.get(error.code, InternalError)(error.message, **_facts(error))
-
-
-def file_error(error: WireError, path: str) -> DSecError:
-    """The exception of a failed file verb: by ``details.errno`` (a number or a
-    name); without one only a path that was not found is about the file."""
-    found = error.details.get("errno")
-    name = errno_.errorcode.get(found) if isinstance(found, int) else found
-    type_ = _BY_ERRNO.get(str(name))
-    if type_ is None:
-        return FileError(_named(error, path), path=path, **_facts(error)) if name else (
-            from_wire(error)
-        )
-    return type_(_named(error, path), path=path, **_facts(error))
+    return BY_CODE.get(error.code, InternalError)(error.message, **facts_of(error))
 
 
 def port_error(error: WireError | DSecError, port: int, *, connected: bool = False) -> DSecError:
@@ -389,9 +369,10 @@ def port_error(error: WireError | DSecError, port: int, *, connected: bool = Fal
     return found
 
 
-def _named(error: WireError, path: str) -> str:
+def named(error: WireError, path: str) -> str:
+    """The message, with the path in it."""
     return error.message if path in error.message else f"{path}: {error.message}"
 
 
-def _facts(error: WireError) -> dict[str, Any]:
+def facts_of(error: WireError) -> dict[str, Any]:
     return {name: getattr(error, name) for name in _FACTS} | {"details": dict(error.details)}

@@ -1,32 +1,30 @@
 """Files of a sandbox.
 
-Owns: whole-file and streamed transfer in bounded chunks, trees, typed errors that
-name the path. Does not own: the stream protocol. A write has succeeded only when
+Owns: what users call, copies of single files. Does not own: the calls themselves
+(:mod:`libdsec._filecalls`), trees, the stream protocol. A write has succeeded only when
 the sandbox said how many bytes it stored and that is what was sent.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
-from libdsec import _ids, _trees, _workspace
-from libdsec._operation import Operation
-from libdsec._wire import CHUNK_BYTES, INLINE_BYTES, FileEntry, FileReply, FileRequest
+from libdsec import _local, _trees, _workspace
+from libdsec._filecalls import FileCalls, each, info_of, persistent
+from libdsec._local import OnBytes, Taken
+from libdsec._trees import OutsideLinks
 from libdsec.args import Seconds, seconds
-from libdsec.errors import FileNotFound, InternalError, StdinClosed, file_error
-from libdsec.results import FileChange, FileInfo
+from libdsec.errors import FileNotFound, InternalError
+from libdsec.results import FileChange, FileInfo, TreeCopy
 
 if TYPE_CHECKING:
     from libdsec.sandbox import Sandbox
 
-Progress = Callable[[int], None]
-"""Called with the bytes of each chunk as it is taken over."""
 WATCH_S = 1.0
-"""Seconds between two looks of a watch."""
+"""Seconds between two looks of a watch where the kernel tells nothing."""
 DIFF_LIMIT_BYTES = 64 * 1024 * 1024
 LocalPath = str | os.PathLike[str]
 
@@ -37,6 +35,7 @@ class Files:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
+        self._calls = FileCalls(sandbox)
 
     def __repr__(self) -> str:
         return f"Files({self._sandbox!r})"
@@ -63,26 +62,44 @@ class Files:
         """The content (``length`` bytes from ``offset``). ``text`` decodes it strictly
         as UTF-8. Raises ``FileNotFound``, ``FileIsADirectory``,
         ``FilePermissionDenied``."""
-        parts = [p async for p in self._stream(path, offset=offset, length=length, user=user)]
-        data = b"".join(parts)
+        facts = {"offset": offset, "length": length, "user": user}
+
+        async def whole() -> bytes:
+            return b"".join([p async for p in self._calls.content(path, **facts)])
+
+        data = await persistent(whole)
         return data.decode() if text else data
+
+    async def stream(
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        user: str | None = None,
+    ) -> AsyncIterator[bytes]:
+        """The content in chunks, as fast as they are taken. Raises ``FileChanged`` where
+        the node's service was restarted meanwhile and the file is another one now."""
+        facts = {"offset": offset, "length": length, "user": user}
+        async for part in self._calls.content(path, **facts):
+            yield part
 
     async def write(
         self,
         path: str,
-        data: bytes | str,
+        data: bytes | str | AsyncIterable[bytes] | Iterable[bytes],
         *,
         user: str | None = None,
         mode: int | None = None,
         append: bool = False,
     ) -> int:
-        """Writes (or appends) ``data``; parents are made. Bytes written."""
-        raw = data.encode() if isinstance(data, str) else bytes(data)
+        """Writes (or appends) ``data``, at once or as it comes; parents are made. Bytes
+        written. What comes piece by piece is replaced as a whole too, when it has ended."""
         facts = {"user": user, "mode": mode, "append": append}
-        if len(raw) <= INLINE_BYTES:
-            reply = await self._call("file_write", path, data=raw, size=len(raw), **facts)
-            return _stored(reply, len(raw), path, append=append)
-        return await self._write(path, _chunks(raw), size=len(raw), **facts)
+        if isinstance(data, str | bytes | bytearray | memoryview):
+            raw = data.encode() if isinstance(data, str) else bytes(data)
+            return await self._calls.put("file_write", path, raw, **facts)
+        return await self._calls.input("file_write", path, lambda: each(data), **facts)
 
     async def append(self, path: str, data: bytes | str, *, user: str | None = None) -> int:
         """Adds to the end of a file, which is made where it is missing."""
@@ -91,23 +108,17 @@ class Files:
     async def list(
         self, path: str, *, recursive: bool = False, user: str | None = None
     ) -> list[FileInfo]:
-        """The entries of a directory; ``recursive`` those below it too, parents first.
-        Links are not followed."""
-        found, todo = [], [path]
-        while todo:
-            reply = await self._call("file_list", todo.pop(), user=user)
-            entries = [_info(entry) for entry in reply.entries or []]
-            found += entries
-            if recursive:
-                todo += [e.path for e in reversed(entries) if e.is_dir]
-        return found
+        """The entries of a directory by name; ``recursive`` those below it too, parents
+        first. Links are not followed."""
+
+        return await _workspace.entries(self._calls, path, recursive=recursive, user=user)
 
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
         """One file's facts; of a symbolic link, its own."""
-        reply = await self._call("file_stat", path, user=user)
+        reply = await self._calls.call("file_stat", path, user=user)
         if reply.entry is None:
             raise InternalError(f"{path}: the answer has no entry")
-        return _info(reply.entry)
+        return info_of(reply.entry)
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
         """Whether there is something at ``path``."""
@@ -127,15 +138,15 @@ class Files:
     ) -> None:
         """Makes a directory; with ``parents`` also those above, and one that exists
         is fine."""
-        await self._call("file_mkdir", path, parents=parents, mode=mode, user=user)
+        await self._calls.call("file_mkdir", path, parents=parents, mode=mode, user=user)
 
     async def move(self, path: str, target: str, *, user: str | None = None) -> None:
         """Renames within the sandbox."""
-        await self._call("file_move", path, target=target, user=user)
+        await self._calls.call("file_move", path, target=target, user=user)
 
     async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
         """Removes a file, or a directory (with entries only if ``recursive``)."""
-        await self._call("file_remove", path, recursive=recursive, user=user)
+        await self._calls.call("file_remove", path, recursive=recursive, user=user)
 
     async def glob(self, pattern: str, *, user: str | None = None) -> Sequence[FileInfo]:
         """What matches, sorted by path: ``*``, ``?`` and ``[…]`` within a name, ``**`` any
@@ -148,18 +159,24 @@ class Files:
         path: str,
         *,
         recursive: bool = True,
+        ready: bool = False,
         interval: Seconds = WATCH_S,
         user: str | None = None,
     ) -> AsyncIterator[FileChange]:
-        """Changes below a directory from the first step of the iteration on, found by a
-        look every ``interval`` seconds: what comes and goes in between is not seen.
-        Ends with ``FileNotFound`` when the directory is gone."""
+        """Changes below a directory, told by the sandbox's kernel as they happen, in
+        order, until the iteration is closed. With ``ready`` the first one says that from
+        here on nothing is missed. Changes of one file within 10 ms may come as one. After
+        ``overflow`` some were lost: look again. What changes through memory mappings is
+        not told. Where the kernel has no watch to give, a look every ``interval`` seconds
+        finds what changed between two of them. Raises ``FileNotFound`` when the directory
+        is gone, ``QuotaExceeded`` for more than 8192 directories."""
         interval_s = seconds(interval, "interval") or WATCH_S
         changes = _workspace.watch(
-            self, path, recursive=recursive, interval_s=interval_s, user=user
+            self, self._calls, path, recursive=recursive, interval_s=interval_s, user=user
         )
         async for change in changes:
-            yield change
+            if ready or change.kind != "ready":
+                yield change
 
     async def diff(
         self,
@@ -184,15 +201,15 @@ class Files:
         *,
         user: str | None = None,
         mode: int | None = None,
-        progress: Progress | None = None,
+        on_progress: OnBytes | None = None,
     ) -> int:
         """Copies a local file into the sandbox in chunks. Bytes written; the mode is
-        the local file's unless given."""
-        with open(local, "rb") as source:  # noqa: ASYNC230 - opening is local and quick
-            facts = os.fstat(source.fileno())
-            mode = facts.st_mode & 0o7777 if mode is None else mode
-            chunks = _from_file(source, progress)
-            return await self._write(remote, chunks, size=None, user=user, mode=mode)
+        the local file's unless given. It goes on where it was after a broken connection
+        or a restart of the node's service."""
+        with _local.open_regular(Path(local), follow=True) as source:
+            return await _local.upload(
+                self._calls, source, remote, user=user, mode=mode, report=Taken(on_progress)
+            )
 
     async def download(
         self,
@@ -200,23 +217,14 @@ class Files:
         local: LocalPath,
         *,
         user: str | None = None,
-        progress: Progress | None = None,
+        on_progress: OnBytes | None = None,
     ) -> int:
         """Copies a file out of the sandbox in chunks. The local file appears only
-        when it is complete. Bytes read."""
-        target, count = Path(local), 0
-        part = target.with_name(f".{_ids.new()}.part")  # the name itself may be of full length
-        try:
-            with part.open("wb") as sink:
-                async for data in self._stream(remote, user=user):
-                    await asyncio.to_thread(sink.write, data)
-                    count += len(data)
-                    if progress is not None:
-                        progress(len(data))
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-        return count
+        when it is complete. Bytes read. After a restart of the node's service it goes on
+        where it was if the file is unchanged, and begins again if not."""
+        return await _local.download(
+            self._calls, remote, Path(local), user=user, report=Taken(on_progress)
+        )
 
     async def upload_tree(
         self,
@@ -224,11 +232,21 @@ class Files:
         remote: str,
         *,
         user: str | None = None,
-        progress: Progress | None = None,
-    ) -> int:
-        """Copies a local directory's content below ``remote``. Symbolic links are
-        followed. Bytes written."""
-        return await _trees.upload(self, Path(local), remote, user=user, progress=progress)
+        exclude: Sequence[str] = (),
+        skip_same: bool = True,
+        on_progress: OnBytes | None = None,
+    ) -> TreeCopy:
+        """Copies a local directory's content below ``remote``: files with mode and time of
+        change, empty directories, symbolic links as links, several names of one file as
+        such; not owners (all is ``user``'s) nor extended attributes. Each file is replaced
+        as a whole. ``exclude``: patterns of names, or with ``/`` of relative paths; what is
+        below goes too. With ``skip_same`` files whose size, mode and time are the same
+        there are not sent: a transfer that broke off goes on cheaply. What is no file,
+        directory or link is ``NotARegularFile``."""
+        return await _trees.upload(
+            self._calls, Path(local), remote, user=user, exclude=exclude,
+            skip_same=skip_same, report=Taken(on_progress),
+        )  # fmt: skip
 
     async def download_tree(
         self,
@@ -236,93 +254,17 @@ class Files:
         local: LocalPath,
         *,
         user: str | None = None,
-        progress: Progress | None = None,
-    ) -> int:
-        """Copies a directory's content below the local ``local``. Nothing is written
-        outside of it, whatever the sandbox says. Bytes read."""
-        return await _trees.download(self, remote, Path(local), user=user, progress=progress)
-
-    # -- the door ----------------------------------------------------------------
-
-    async def _start(self, verb: str, path: str, **facts: Any) -> Operation[FileReply]:
-        given = {k: v for k, v in facts.items() if v is not None}
-        request = FileRequest(op_id=_ids.new(), path=path, **given)
-        return await self._sandbox._start(verb, request, FileReply)
-
-    async def _call(self, verb: str, path: str, **facts: Any) -> FileReply:
-        return await self._final(await self._start(verb, path, **facts), path)
-
-    async def _final(self, operation: Operation[FileReply], path: str) -> FileReply:
-        try:
-            reply = await operation.final()
-        except BaseException:
-            operation.abandon()
-            raise
-        if reply.error is not None:
-            raise await self._sandbox._judged(file_error(reply.error, path))
-        return reply
-
-    async def _stream(
-        self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
-    ) -> AsyncIterator[bytes]:
-        """Content in chunks, as fast as the caller takes it."""
-        operation = await self._start(
-            "file_read", path, offset=offset, length=length, user=user
-        )
-        try:
-            while True:
-                while operation.output:
-                    _, data = operation.output.popleft()
-                    await operation.taken(len(data))
-                    yield data
-                if operation.done:
-                    break
-                await operation.changed()
-            reply = await self._final(operation, path)
-            if reply.data:
-                yield reply.data
-        finally:
-            operation.abandon()
-
-    async def _write(
-        self, path: str, chunks: AsyncIterator[bytes], *, size: int | None, **facts: Any
-    ) -> int:
-        operation = await self._start("file_write", path, size=size, **facts)
-        count = 0
-        try:
-            async for chunk in chunks:
-                await operation.send(chunk)
-                count += len(chunk)
-            await operation.end_input()
-        except StdinClosed:
-            pass  # the reply says why
-        except BaseException:
-            operation.abandon()
-            raise
-        reply = await self._final(operation, path)
-        return _stored(reply, count, path, append=bool(facts.get("append")))
-
-
-def _stored(reply: FileReply, count: int, path: str, *, append: bool) -> int:
-    """``count``, when the sandbox stored as much."""
-    if reply.size != count and not append:
-        text = f"{path}: {count} bytes were sent, {reply.size} stored"
-        raise InternalError(text, retryable=True)
-    return count
-
-
-def _info(entry: FileEntry) -> FileInfo:
-    return FileInfo(**{name: getattr(entry, name) for name in FileInfo.__dataclass_fields__})
-
-
-async def _chunks(data: bytes) -> AsyncIterator[bytes]:
-    view = memoryview(data)
-    for start in range(0, len(view), CHUNK_BYTES):
-        yield bytes(view[start : start + CHUNK_BYTES])
-
-
-async def _from_file(source: Any, progress: Progress | None) -> AsyncIterator[bytes]:
-    while data := await asyncio.to_thread(source.read, CHUNK_BYTES):
-        yield data
-        if progress is not None:
-            progress(len(data))
+        exclude: Sequence[str] = (),
+        skip_same: bool = True,
+        outside_links: OutsideLinks = "refuse",
+        on_progress: OnBytes | None = None,
+    ) -> TreeCopy:
+        """Copies a directory's content below the local ``local``, as
+        :meth:`upload_tree`. Nothing is written outside of it, whatever the sandbox says.
+        Links that lead outside are an error before anything is written, or are left out
+        (``skip``), or made all the same (``keep``). Of modes the permission bits are
+        taken, never set-user-id and its like."""
+        return await _trees.download(
+            self._calls, remote, Path(local), user=user, exclude=exclude,
+            skip_same=skip_same, outside_links=outside_links, report=Taken(on_progress),
+        )  # fmt: skip

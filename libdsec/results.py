@@ -121,9 +121,10 @@ def info_of(found: SandboxInfo) -> Info:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One file. ``type``: file, directory, symlink or other; ``size`` in bytes;
-    ``mode``: permission bits; ``mtime``: seconds since the epoch; ``target`` of a
-    symbolic link."""
+    """One file. ``type``: file, dir, symlink, fifo, socket, chr or blk; ``size`` in bytes;
+    ``mode``: permission bits; ``mtime``: seconds since the epoch, ``mtime_ns`` exactly;
+    ``target`` of a symbolic link; entries of one ``ino`` are names of one file, which has
+    ``nlink``. Names that are no UTF-8 are as ``os.fsdecode`` has them."""
 
     path: str
     type: str
@@ -133,6 +134,9 @@ class FileInfo:
     gid: int
     mtime: float
     target: str | None = None
+    ino: int = 0
+    nlink: int = 1
+    mtime_ns: int = 0
 
     @property
     def name(self) -> str:
@@ -147,12 +151,24 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """A file was ``created``, ``modified`` or ``deleted``; ``info`` is what is there
-    now, of a deleted one what was."""
+    """A file was ``created``, ``modified`` or ``deleted``; ``info`` is what is there now,
+    if anything. ``overflow``: changes came faster than they were told, some are missing;
+    ``ready``: the watch has begun."""
 
-    kind: Literal["created", "modified", "deleted"]
+    kind: Literal["created", "modified", "deleted", "overflow", "ready"]
     path: str
-    info: FileInfo
+    info: FileInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeCopy:
+    """What a tree's transfer did. ``files`` and ``bytes`` were sent, ``skipped`` files were
+    there already; ``left_out``: links that would have led outside, relative names."""
+
+    files: int = 0
+    bytes: int = 0
+    skipped: int = 0
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

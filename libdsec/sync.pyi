@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from httpx import Client
+from libdsec._local import OnBytes
+from libdsec._trees import OutsideLinks
 from libdsec._wire import AuditEntry
 from libdsec._wire import Finding
 from libdsec._wire import IamReply
@@ -17,7 +19,6 @@ from libdsec._wire import ProjectInfo
 from libdsec._wire import QuotaInfo
 from libdsec.args import Seconds
 from libdsec.files import LocalPath
-from libdsec.files import Progress
 from libdsec.interaction import Pattern
 from libdsec.managers import OnProgress
 from libdsec.ports import OnError
@@ -44,6 +45,7 @@ from libdsec import ExpectEnded as ExpectEnded
 from libdsec import ExpectTimeout as ExpectTimeout
 from libdsec import FileAlreadyExists as FileAlreadyExists
 from libdsec import FileChange as FileChange
+from libdsec import FileChanged as FileChanged
 from libdsec import FileError as FileError
 from libdsec import FileInfo as FileInfo
 from libdsec import FileIsADirectory as FileIsADirectory
@@ -66,6 +68,7 @@ from libdsec import PortReset as PortReset
 from libdsec import QuotaExceeded as QuotaExceeded
 from libdsec import SandboxDied as SandboxDied
 from libdsec import StdinClosed as StdinClosed
+from libdsec import TreeCopy as TreeCopy
 from libdsec import Unauthenticated as Unauthenticated
 from libdsec import Unavailable as Unavailable
 from libdsec import Unsupported as Unsupported
@@ -221,7 +224,10 @@ class Files:
     def read(self, path: str, text: Literal[True], *, offset: int=..., length: int | None=..., user: str | None=...) -> str:
         ...
 
-    def write(self, path: str, data: bytes | str, *, user: str | None=None, mode: int | None=None, append: bool=False) -> int:
+    def stream(self, path: str, *, offset: int=0, length: int | None=None, user: str | None=None) -> Iterator[bytes]:
+        ...
+
+    def write(self, path: str, data: bytes | str | Iterable[bytes] | Iterable[bytes], *, user: str | None=None, mode: int | None=None, append: bool=False) -> int:
         ...
 
     def append(self, path: str, data: bytes | str, *, user: str | None=None) -> int:
@@ -248,22 +254,22 @@ class Files:
     def glob(self, pattern: str, *, user: str | None=None) -> Sequence[FileInfo]:
         ...
 
-    def watch(self, path: str, *, recursive: bool=True, interval: Seconds=WATCH_S, user: str | None=None) -> Iterator[FileChange]:
+    def watch(self, path: str, *, recursive: bool=True, ready: bool=False, interval: Seconds=WATCH_S, user: str | None=None) -> Iterator[FileChange]:
         ...
 
     def diff(self, path: str='.', *, base: str='HEAD', user: str | None=None, limit_bytes: int=DIFF_LIMIT_BYTES) -> bytes:
         ...
 
-    def upload(self, local: LocalPath, remote: str, *, user: str | None=None, mode: int | None=None, progress: Progress | None=None) -> int:
+    def upload(self, local: LocalPath, remote: str, *, user: str | None=None, mode: int | None=None, on_progress: OnBytes | None=None) -> int:
         ...
 
-    def download(self, remote: str, local: LocalPath, *, user: str | None=None, progress: Progress | None=None) -> int:
+    def download(self, remote: str, local: LocalPath, *, user: str | None=None, on_progress: OnBytes | None=None) -> int:
         ...
 
-    def upload_tree(self, local: LocalPath, remote: str, *, user: str | None=None, progress: Progress | None=None) -> int:
+    def upload_tree(self, local: LocalPath, remote: str, *, user: str | None=None, exclude: Sequence[str]=(), skip_same: bool=True, on_progress: OnBytes | None=None) -> TreeCopy:
         ...
 
-    def download_tree(self, remote: str, local: LocalPath, *, user: str | None=None, progress: Progress | None=None) -> int:
+    def download_tree(self, remote: str, local: LocalPath, *, user: str | None=None, exclude: Sequence[str]=(), skip_same: bool=True, outside_links: OutsideLinks='refuse', on_progress: OnBytes | None=None) -> TreeCopy:
         ...
 class Output:
 

@@ -35,6 +35,18 @@ waits for input, ``r`` and ``a``, and the client sends on from that count. Such 
 says with ``Dsec-Have`` what output the client has, if it has heard anything: an edge that
 was restarted meanwhile follows the running command again and goes on from there.
 
+A ``file_read`` goes on at an edge that was restarted where it says by ``Dsec-Source``
+which file it was about: the file must still be the same and unchanged. Streamed input of
+``file_write`` and ``file_unpack`` goes on from what the sandbox has. What cannot go on is
+refused with ``conflict`` and the errno ``ESTALE``: the client begins again, under a new
+operation id. A client answers every ``k`` of a file verb with ``w``, as at a terminal.
+
+A *bundle* is many small files in one stream: a row of entries, each a row of fields (``u8
+tag, u32 length, bytes``; numbers are 8 bytes; all little-endian): 70 name, relative to the
+request's path; 71 type (``f`` file, ``d`` directory, ``l`` symbolic link, ``h`` another
+name of the file that the target names); 72 size; 73 permission bits; 76 modification time in ns;
+77 target of a link; and as the last one 69, the content.
+
 Another client of the same principal attaches by ``attach``: ``r`` and ``a`` come first
 where the command takes input, else ``k``; then the output that is retained.
 """
@@ -58,6 +70,9 @@ that the client has, with a space between."""
 HANGUP_S = 60.0
 """A client at a terminal that is silent for this long has hung up: its command's tree is
 killed. It answers every ``k`` with ``w``."""
+HEADER_SOURCE = "Dsec-Source"
+"""On ``o`` frames of a read: which file this is, in which state. On a request that is sent
+again: what the client was told."""
 CHUNK_BYTES = 256 * 1024
 """Largest body of an ``o``, ``e`` or ``i`` frame."""
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -129,11 +144,37 @@ class ExecReply(Versioned, frozen=True):
     error: WireError | None = None
 
 
+def plain_name(name: str) -> tuple[str, bytes | None]:
+    """A name as JSON carries it: what is no UTF-8 (lone surrogates, as Python has it)
+    goes as bytes beside a text to be shown."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raw = name.encode("utf-8", "surrogateescape")
+        return raw.decode("utf-8", "replace"), raw
+    return name, None
+
+
+def whole_name(text: str, raw: bytes | None) -> str:
+    """What :func:`plain_name` was given."""
+    return text if raw is None else raw.decode("utf-8", "surrogateescape")
+
+
 class FileRequest(Versioned, frozen=True):
-    """verbs ``file_read file_write file_stat file_list file_mkdir file_remove
-    file_move``; the fields each verb reads are named after what they do. Content
-    travels in frames: ``o`` frames for a read, ``i`` frames for a write (``data``
-    instead, for content up to ``INLINE_BYTES``)."""
+    """verbs ``file_read file_write file_stat file_list file_mkdir file_remove file_move
+    file_pack file_unpack file_watch``; the fields each verb reads are named after what
+    they do. Content travels in frames: ``o`` frames for a read, ``i`` frames for a write
+    (``data`` instead, for content up to ``INLINE_BYTES``). ``raw_path`` and ``raw_target``
+    stand for names that are no UTF-8. ``mtime_ns`` is set on the file written; ``sparse``
+    makes holes of long rows of zeros.
+
+    ``file_list``: entries in the reply, or, where they are many, as JSON lines of
+    ``FileEntry`` in ``o`` frames; with ``recursive`` all below, not through links.
+    ``file_pack``: ``data`` names files below ``path``, a zero byte behind each; the answer
+    is a bundle; with ``length`` 0 without contents, of whatever there is by these names.
+    ``file_unpack``: the input is a bundle that is laid out below ``path``, each file as a
+    whole. ``file_watch``: JSON lines of ``FileEvent`` until cancelled; a frame holds whole
+    lines."""
 
     op_id: OpId
     path: Path
@@ -147,10 +188,16 @@ class FileRequest(Versioned, frozen=True):
     recursive: bool = False
     parents: bool = True
     target: Path | None = None
+    raw_path: Annotated[bytes, Meta(min_length=1, max_length=4096)] | None = None
+    raw_target: Annotated[bytes, Meta(min_length=1, max_length=4096)] | None = None
+    mtime_ns: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
+    sparse: bool = False
 
 
 class FileEntry(Message, frozen=True):
-    """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch."""
+    """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch,
+    ``mtime_ns`` the same exactly; ``ino`` and ``nlink``: which entries are names of one
+    file. ``raw_path`` and ``raw_target``: the bytes of names that are no UTF-8."""
 
     path: str
     type: str
@@ -160,11 +207,27 @@ class FileEntry(Message, frozen=True):
     gid: int
     mtime: float
     target: str | None = None
+    raw_path: bytes | None = None
+    raw_target: bytes | None = None
+    ino: int = 0
+    nlink: int = 1
+    mtime_ns: int = 0
+
+
+class FileEvent(Message, frozen=True):
+    """A line of ``file_watch``. ``change``: ``ready`` (from here on nothing is missed),
+    ``created``, ``modified``, ``deleted``, ``overflow`` (changes were lost: look again).
+    ``entry``: what is there now, if anything."""
+
+    change: str
+    path: str
+    raw_path: bytes | None = None
+    entry: FileEntry | None = None
 
 
 class FileReply(Versioned, frozen=True):
     """The final frame of a file verb. ``data`` is the content of a read that came
-    without frames."""
+    without frames; ``size`` the bytes read or stored, of a listing the entries."""
 
     op_id: OpId
     entry: FileEntry | None = None
@@ -220,5 +283,5 @@ class InfoReply(Versioned, frozen=True):
 
 ExecVerb = Literal[
     "exec", "io", "info", "connect", "file_read", "file_write", "file_stat", "file_list",
-    "file_mkdir", "file_remove", "file_move",
+    "file_mkdir", "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
 ]  # fmt: skip

@@ -16,14 +16,14 @@ from schemas.registry import MODULES
 
 WANTED = (
     "VERSION", "HEADER_REPLY", "HEADER_TRACE", "HEADER_FRAME", "HEADER_OP", "HEADER_OFFSET",
-    "HEADER_HAVE",
+    "HEADER_HAVE", "HEADER_SOURCE", "plain_name", "whole_name",
     "encode", "decode", "BadMessage", "ErrorReply", "Ok", "WireError",
     "SandboxSpec", "CreateRequest", "CreateReply", "ItemResult", "MAX_BATCH",
     "SandboxOpRequest", "OpReply", "JobRequest", "JobReply", "JobQuery", "JobPage", "JobInfo",
     "SandboxEvent", "SandboxInfo", "SandboxQuery", "SandboxPage",
     "CHUNK_BYTES", "WINDOW_BYTES", "INLINE_BYTES", "KEEPALIVE_S", "ExecRequest", "ExecReply",
     "CONNECT_WINDOW_BYTES", "ConnectRequest", "ConnectReply",
-    "FileRequest", "FileReply", "FileEntry", "InfoRequest", "InfoReply",
+    "FileRequest", "FileReply", "FileEntry", "FileEvent", "InfoRequest", "InfoReply",
     "Limits", "Amounts", "ProjectCreate", "ProjectDelete", "ProjectInfo", "KeyCreate",
     "KeyDelete", "KeyInfo", "GrantCreate", "GrantDelete", "QuotaCreate", "QuotaInfo",
     "IamQuery", "IamReply", "NodeCommand", "NodeInfo", "NodeList", "Resources",

@@ -310,7 +310,7 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
     "sandbox.connect": ("connect", "io", "info"),
     "sandbox.files": (
         "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
-        "file_remove", "file_move",
+        "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
     ),
     "sandbox.get": ("info",),
 }  # fmt: skip

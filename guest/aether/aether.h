@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #define PROTO_VERSION 1u
@@ -27,7 +28,7 @@
 #define DRAIN_IDLE_NS 5000000ull    /* quiet time that ends the drain after exit */
 #define DRAIN_MAX_NS 2000000000ull  /* the drain ends then at the latest */
 #define KILL_MAX_NS 5000000000ull   /* a killed tree is reported gone or not by then */
-#define HANGUP_NS 60000000000ull    /* without an edge, a terminal's line is hung up */
+#define HANGUP_NS 60000000000ull    /* without an edge, terminals and writes are ended */
 #define SIGNALS_MAX 32              /* signals that wait for the command's beginning */
 #define SESSIONS_MAX 32
 #define NESTS 2                     /* kept ready for the next commands */
@@ -45,15 +46,19 @@ enum tag {
     T_KEY = 1, T_ARGV, T_SHELL, T_CWD, T_ENV, T_USER, T_TIMEOUT_NS, T_LIMIT, T_MERGE,
     T_STDIN, T_SESSION, T_ROWS, T_COLS, T_PORT, T_WAIT_NS, T_IDLE_NS,
     T_FOP = 20, T_PATH, T_DST, T_OFFSET, T_LENGTH, T_MODE, T_APPEND, T_RECURSIVE, T_PARENTS,
+    T_SOURCE, T_SPARSE, T_TIME_NS,
     T_CODE = 40, T_MESSAGE, T_FIELD, T_ERRNO,
     T_EXIT_CODE = 50, T_SIGNAL_NO, T_TIMED_OUT, T_OOM, T_DROPPED_OUT, T_DROPPED_ERR,
     T_TOTAL_OUT, T_TOTAL_ERR, T_DURATION_NS, T_SESSION_FRESH, T_SESSION_ENDED,
-    T_NAME = 70, T_TYPE, T_SIZE, T_FMODE, T_UID, T_GID, T_MTIME_NS, T_TARGET,
+    T_CHANGE = 68, T_CONTENT,
+    T_NAME = 70, T_TYPE, T_SIZE, T_FMODE, T_UID, T_GID, T_MTIME_NS, T_TARGET, T_INO, T_NLINK,
     T_VERSION = 80, T_GENERATION, T_NEXT_ID, T_V1_COUNT, T_HAS_V2, T_HAS_OOM,
     T_OP_ID = 90, T_STATE, T_TAKEN,
 };
 
-enum fop { F_READ = 1, F_WRITE, F_STAT, F_LIST, F_MKDIR, F_REMOVE, F_MOVE };
+enum fop {
+    F_READ = 1, F_WRITE, F_STAT, F_LIST, F_MKDIR, F_REMOVE, F_MOVE, F_PACK, F_UNPACK, F_WATCH,
+};
 enum stream { S_STDIN = 0, S_STDOUT = 1, S_STDERR = 2 };
 
 /* ---- wire.c: growing buffers and fields (u8 tag, u32 length, bytes) ---- */
@@ -142,7 +147,25 @@ void child_fail(int status_fd, const char *code, const char *field, int err, con
     __attribute__((noreturn, format(printf, 5, 6)));
 char *spec_str(const struct reader *r, uint8_t tag);
 uint64_t spec_u64(const struct reader *r, uint8_t tag, uint64_t otherwise);
+
+/* ---- files.c, bundle.c, watch.c: what the child of a file operation does ---- */
+#define COPY_SIZE (256u << 10)
+#define NOT_REGULAR (-1) /* reported as ENOTREG, which the kernel has no number for */
+#define TOO_MANY (-2)    /* directories to watch */
+#define NO_NOTIFY (-3)   /* no inotify to be had */
 void file_main(const struct launch *l, const struct reader *spec) __attribute__((noreturn));
+void file_fail(const char *path, int err) __attribute__((noreturn));
+void file_done(const char *path, const struct stat *st, const char *target)
+    __attribute__((noreturn));
+void make_parents(const char *path);
+int set_time(int fd, uint64_t time_ns); /* UINT64_MAX: as it is */
+void put_info(struct buf *b, const char *name, const struct stat *st, const char *target);
+void say(struct buf *b, size_t most); /* to stdout, once it holds more than that */
+extern char unfinished[];             /* removed when the operation fails or is ended */
+void tree_list(const char *path, bool recursive) __attribute__((noreturn));
+void bundle_out(const char *path, bool contents) __attribute__((noreturn));
+void bundle_in(const char *path) __attribute__((noreturn));
+void watch_tree(const char *path, bool recursive) __attribute__((noreturn));
 int tree_remove(const char *path);
 int tree_copy(const char *src, const char *dst);
 
@@ -156,7 +179,7 @@ struct dial {                        /* a connection to a port of the sandbox */
     uint64_t wait_end, again, pause;
 };
 struct op {
-    bool used, attached, done, file, merge, sent, killing, timed_out, cancelled, reaped, failed;
+    bool used, attached, done, file, stays, merge, sent, killing, timed_out, cancelled, reaped, failed;
     uint32_t id;
     char *key;
     struct place at;                 /* its process and its leaf cgroup */
@@ -207,6 +230,7 @@ void op_lost(int leaf);
 void ops_leave(void);
 void ops_disconnected(void);
 void ops_list(struct buf *b);
+void hangup_tick(struct op *op, uint64_t now);
 
 /* ---- pause.c: the commands' clock ---- */
 extern uint64_t paused_at;
@@ -229,7 +253,6 @@ void pty_take(const struct user *u);
 void pty_resize(struct op *op, const uint8_t *p, size_t n);
 void pty_input_end(struct op *op);
 bool pty_waits(const struct op *op);
-void pty_tick(struct op *op, uint64_t now);
 
 /* ---- session.c: shells that live on between commands ---- */
 struct session {

@@ -280,7 +280,6 @@ static void forget_oldest(void)
 static void file_op_ended(struct op *op)
 {
     int sig = WIFSIGNALED(op->status) ? WTERMSIG(op->status) : 0;
-
     if (op->cancelled)
         put_error(&op->report, "unavailable", NULL, 0, "the file operation was cancelled");
     else if (sig == SIGKILL) /* by the limit or by the workload: never the node's fault */
@@ -288,8 +287,7 @@ static void file_op_ended(struct op *op)
                   "the file operation was killed: the sandbox is out of memory, "
                   "or something in it killed it");
     else
-        put_error(&op->report, "internal", NULL, 0,
-                  "the file operation was ended by signal %d", sig);
+        put_error(&op->report, "internal", NULL, 0, "the file operation was ended by signal %d", sig);
 }
 
 static void op_finish(struct op *op)
@@ -314,7 +312,7 @@ static void op_finish(struct op *op)
     op->done = true;
     finished_now = true;
     op->finished_seq = ++finished;
-    if (op->file && !op->attached)
+    if (op->file && !op->attached && (!op->stays || op->hung_up))
         op_free(op);
     else
         forget_oldest();
@@ -328,7 +326,7 @@ void op_tick(struct op *op, uint64_t now)
         op->timed_out = true;
         op_kill(op);
     }
-    pty_tick(op, now);
+    hangup_tick(op, now);
     session_tick(op, now);
     bool tree_gone = true;
     if (op->killing && op->session) {
@@ -339,6 +337,8 @@ void op_tick(struct op *op, uint64_t now)
             cg_leaf_kill(op->at.leaf, op->at.pid);
         if (now >= op->kill_end && !op->reaped)
             op_exited(op, SIGKILL);
+    } else if (op->killing && now >= op->kill_end && !op->reaped) {
+        kill(op->at.pid, SIGKILL); /* it was stopped, or it hangs */
     }
     if (!op->reaped)
         return;

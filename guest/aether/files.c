@@ -3,7 +3,6 @@
  * or a dead file system stalls nobody else. Content goes over stdin and stdout. */
 #include "aether.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -15,24 +14,30 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define COPY_SIZE (256u << 10)
 #define LINK_MAX_HOPS 40
-#define NOT_REGULAR (-1) /* reported as ENOTREG, which the kernel has no number for */
+#define SOURCE_SIZE 128
 
 static int status_out;
-static char unfinished[PATH_MAX]; /* the temporary file of a write */
+char unfinished[PATH_MAX];
 
-static void fail(const char *path, int err) __attribute__((noreturn));
-static void fail(const char *path, int err)
+void file_fail(const char *path, int err)
 {
     struct buf b = {0};
     const char *code = err == ENOENT || err == ENOTDIR ? "not_found"
                      : err == EACCES || err == EPERM || err == EROFS ? "forbidden"
+                     : err == ESTALE ? "conflict"
+                     : err == TOO_MANY ? "quota_exceeded"
+                     : err == NO_NOTIFY ? "unsupported"
                      : "invalid_request";
     if (*unfinished)
         unlink(unfinished);
-    const char *why = err == NOT_REGULAR ? "not a regular file" : strerror(err);
-    put_error(&b, code, "path", err == NOT_REGULAR ? 0 : err, "%.512s: %s", path, why);
+    const char *why = err == NOT_REGULAR ? "not a regular file"
+                    : err == TOO_MANY ? "more directories than can be watched"
+                    : err == NO_NOTIFY ? "nothing can be watched here"
+                    : err == ESTALE ? "it changed meanwhile"
+                    : strerror(err);
+    put_error(&b, code, "path", err < 0 ? 0 : err, "%.512s: %s", path, why);
+    put_str(&b, T_PATH, path);
     if (err == NOT_REGULAR)
         put_str(&b, T_ERRNO, "ENOTREG");
     write_all(status_out, b.p, b.len);
@@ -53,7 +58,7 @@ static char type_of(mode_t m)
          : S_ISSOCK(m) ? 's' : S_ISCHR(m) ? 'c' : 'b';
 }
 
-static void put_info(struct buf *b, const char *name, const struct stat *st, const char *target)
+void put_info(struct buf *b, const char *name, const struct stat *st, const char *target)
 {
     char type[2] = {type_of(st->st_mode), 0};
     put_str(b, T_NAME, name);
@@ -64,11 +69,22 @@ static void put_info(struct buf *b, const char *name, const struct stat *st, con
     put_u64(b, T_GID, st->st_gid);
     put_u64(b, T_MTIME_NS,
             (uint64_t)st->st_mtim.tv_sec * 1000000000ull + (uint64_t)st->st_mtim.tv_nsec);
+    put_u64(b, T_INO, st->st_ino);
+    put_u64(b, T_NLINK, st->st_nlink);
     if (target)
         put_str(b, T_TARGET, target);
 }
 
-static void report_info(const char *path, const struct stat *st, const char *target)
+void say(struct buf *b, size_t most)
+{
+    if (b->len <= most)
+        return;
+    if (write_all(1, b->p, b->len) < 0)
+        _exit(2); /* nobody reads any more */
+    b->len = 0;
+}
+
+void file_done(const char *path, const struct stat *st, const char *target)
 {
     struct buf b = {0};
     put_info(&b, path, st, target);
@@ -81,49 +97,66 @@ static int open_regular(const char *path, int flags, struct stat *st)
 {
     int fd = open(path, flags | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     if (fd < 0)
-        fail(path, errno == ENXIO ? NOT_REGULAR : errno);
+        file_fail(path, errno == ENXIO ? NOT_REGULAR : errno);
     if (fstat(fd, st))
-        fail(path, errno);
+        file_fail(path, errno);
     if (S_ISDIR(st->st_mode))
-        fail(path, EISDIR);
+        file_fail(path, EISDIR);
     if (!S_ISREG(st->st_mode))
-        fail(path, NOT_REGULAR);
+        file_fail(path, NOT_REGULAR);
     return fd;
 }
 
-static void do_read(const char *path, uint64_t offset, uint64_t length)
+/* What tells a file from another one, and from itself before a change. */
+static void source_of(char text[SOURCE_SIZE], const struct stat *st)
+{
+    snprintf(text, SOURCE_SIZE, "%llx.%llx.%llx.%llx.%llx", (unsigned long long)st->st_dev,
+             (unsigned long long)st->st_ino, (unsigned long long)st->st_size,
+             (unsigned long long)st->st_mtim.tv_sec * 1000000000ull + (unsigned long long)st->st_mtim.tv_nsec,
+             (unsigned long long)st->st_ctim.tv_sec * 1000000000ull + (unsigned long long)st->st_ctim.tv_nsec);
+}
+
+/* The first field of the output says which file it is; with `source` it must be that. */
+static void do_read(const char *path, uint64_t offset, uint64_t length, const char *source)
 {
     struct stat st;
+    struct buf head = {0};
+    char is[SOURCE_SIZE];
     char *piece = malloc(COPY_SIZE);
     /* what must not be opened at all (a device's open may act) is found out first */
     if (!stat(path, &st) && !S_ISREG(st.st_mode))
-        fail(path, S_ISDIR(st.st_mode) ? EISDIR : NOT_REGULAR);
+        file_fail(path, S_ISDIR(st.st_mode) ? EISDIR : NOT_REGULAR);
     int fd = open_regular(path, O_RDONLY, &st);
+    source_of(is, &st);
+    if (source && strcmp(source, is))
+        file_fail(path, ESTALE);
+    put_str(&head, T_SOURCE, is);
+    say(&head, 0);
     if (!piece || (offset && lseek(fd, (off_t)offset, SEEK_SET) < 0))
-        fail(path, piece ? errno : ENOMEM);
+        file_fail(path, piece ? errno : ENOMEM);
     while (length) {
         ssize_t k = read(fd, piece, length < COPY_SIZE ? (size_t)length : COPY_SIZE);
         if (k < 0 && errno == EINTR)
             continue;
         if (k < 0)
-            fail(path, errno);
+            file_fail(path, errno);
         if (!k)
             break;
         if (write_all(1, piece, (size_t)k) < 0)
             _exit(2);
         length -= (uint64_t)k;
     }
-    report_info(path, &st, NULL);
+    file_done(path, &st, NULL);
 }
 
-static void make_parents(const char *path)
+void make_parents(const char *path)
 {
     char p[PATH_MAX];
     snprintf(p, sizeof p, "%s", path);
     for (char *at = p + 1; (at = strchr(at, '/')); at++) {
         *at = 0;
         if (mkdir(p, 0755) && errno != EEXIST)
-            fail(p, errno);
+            file_fail(p, errno);
         *at = '/';
     }
 }
@@ -138,30 +171,40 @@ static void follow(char path[PATH_MAX], const char *given)
         if (k < 0)
             return;
         if (hops == LINK_MAX_HOPS)
-            fail(given, ELOOP);
+            file_fail(given, ELOOP);
         link[k] = 0;
         char *slash = strrchr(path, '/');
         size_t dir = link[0] == '/' || !slash ? 0 : (size_t)(slash - path) + 1;
         if (dir + (size_t)k >= PATH_MAX)
-            fail(given, ENAMETOOLONG);
+            file_fail(given, ENAMETOOLONG);
         memcpy(path + dir, link, (size_t)k + 1);
     }
 }
 
-static uint64_t copy_in(int fd, const char *path)
+static bool all_zero(const char *p, size_t n)
+{
+    return !p[0] && !memcmp(p, p + 1, n - 1);
+}
+
+/* With `sparse`, pieces of zeros become holes. */
+static uint64_t copy_in(int fd, const char *path, bool sparse)
 {
     char *piece = malloc(COPY_SIZE);
     uint64_t sum = 0;
+    bool hole = false;
     for (;;) {
         ssize_t k = read(0, piece, COPY_SIZE);
         if (k < 0 && errno == EINTR)
             continue;
         if (k < 0 || !piece)
-            fail(path, piece ? errno : ENOMEM);
+            file_fail(path, piece ? errno : ENOMEM);
+        if (!k && hole && ftruncate(fd, (off_t)sum))
+            file_fail(path, errno);
         if (!k)
             return sum;
-        if (write_all(fd, piece, (size_t)k) < 0)
-            fail(path, errno);
+        hole = sparse && all_zero(piece, (size_t)k);
+        if (hole ? lseek(fd, k, SEEK_CUR) < 0 : write_all(fd, piece, (size_t)k) < 0)
+            file_fail(path, errno);
         sum += (uint64_t)k;
     }
 }
@@ -173,14 +216,14 @@ static void do_append(const char *path, mode_t mode)
     if (fd >= 0)
         close(fd);
     fd = open_regular(path, O_WRONLY | O_APPEND, &st);
-    uint64_t n = copy_in(fd, path);
+    uint64_t n = copy_in(fd, path, false);
     if (fstat(fd, &after))
-        fail(path, errno);
+        file_fail(path, errno);
     if ((uint64_t)after.st_size < (uint64_t)st.st_size + n)
-        fail(path, EIO);
+        file_fail(path, EIO);
     if (close(fd))
-        fail(path, errno);
-    report_info(path, &after, NULL);
+        file_fail(path, errno);
+    file_done(path, &after, NULL);
 }
 
 /* Where a new file cannot take the old one's place (a mount point, or a folder that is
@@ -194,15 +237,15 @@ static void write_in_place(int from, const char *path, uint64_t mode)
     while ((k = sendfile(fd, from, &at, 1 << 20)) > 0)
         ;
     if (k < 0 || (mode != UINT64_MAX && fchmod(fd, (mode_t)mode)) || fstat(fd, &st))
-        fail(path, errno);
+        file_fail(path, errno);
     if (st.st_size != at)
-        fail(path, EIO);
+        file_fail(path, EIO);
     if (close(fd))
-        fail(path, errno);
+        file_fail(path, errno);
     if (*unfinished)
         unlink(unfinished);
     *unfinished = 0;
-    report_info(path, &st, NULL);
+    file_done(path, &st, NULL);
 }
 
 static void write_from_elsewhere(const char *path, uint64_t mode)
@@ -214,12 +257,19 @@ static void write_from_elsewhere(const char *path, uint64_t mode)
         unlink(unfinished);
     *unfinished = 0;
     if (fd < 0)
-        fail(path, err);
-    copy_in(fd, path);
+        file_fail(path, err);
+    copy_in(fd, path, false);
     write_in_place(fd, path, mode);
 }
 
-static void do_write(const char *given, uint64_t mode, bool append)
+int set_time(int fd, uint64_t time_ns)
+{
+    struct timespec t[2] = {{0, UTIME_OMIT},
+                            {(time_t)(time_ns / 1000000000ull), (long)(time_ns % 1000000000ull)}};
+    return time_ns == UINT64_MAX ? 0 : futimens(fd, t);
+}
+
+static void do_write(const char *given, uint64_t mode, bool append, bool sparse, uint64_t time_ns)
 {
     char path[PATH_MAX];
     struct stat old, st;
@@ -228,9 +278,9 @@ static void do_write(const char *given, uint64_t mode, bool append)
     follow(path, given);
     bool exists = !lstat(path, &old);
     if (exists && !S_ISREG(old.st_mode))
-        fail(given, S_ISDIR(old.st_mode) ? EISDIR : NOT_REGULAR);
+        file_fail(given, S_ISDIR(old.st_mode) ? EISDIR : NOT_REGULAR);
     if (exists && access(path, W_OK))
-        fail(given, errno);
+        file_fail(given, errno);
     if (append) {
         do_append(path, mode == UINT64_MAX ? 0644 : (mode_t)mode);
         return;
@@ -238,31 +288,31 @@ static void do_write(const char *given, uint64_t mode, bool append)
     size_t dir = (size_t)(strrchr(path, '/') - path) + 1;
     if (snprintf(unfinished, sizeof unfinished, "%.*s.dsec-%d.tmp", (int)dir, path, getpid()) >=
         PATH_MAX)
-        fail(given, ENAMETOOLONG);
+        file_fail(given, ENAMETOOLONG);
     int fd = open(unfinished, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) {
         *unfinished = 0;
         if (exists && (errno == EACCES || errno == EPERM || errno == EROFS))
             write_from_elsewhere(path, mode);
-        fail(given, errno);
+        file_fail(given, errno);
     }
-    uint64_t n = copy_in(fd, given);
+    uint64_t n = copy_in(fd, given, sparse);
     mode_t bits = mode != UINT64_MAX ? (mode_t)mode : exists ? old.st_mode & 07777 : 0644;
     if (exists && geteuid() == 0 && fchown(fd, old.st_uid, old.st_gid))
-        fail(given, errno);
-    if (fchmod(fd, bits) || fstat(fd, &st))
-        fail(given, errno);
+        file_fail(given, errno);
+    if (fchmod(fd, bits) || set_time(fd, time_ns) || fstat(fd, &st))
+        file_fail(given, errno);
     if ((uint64_t)st.st_size != n)
-        fail(given, EIO);
+        file_fail(given, EIO);
     if (rename(unfinished, path)) {
         if (errno == EBUSY && exists)
             write_in_place(fd, path, mode);
-        fail(given, errno);
+        file_fail(given, errno);
     }
     *unfinished = 0;
     if (close(fd))
-        fail(given, errno);
-    report_info(given, &st, NULL);
+        file_fail(given, errno);
+    file_done(given, &st, NULL);
 }
 
 static void do_stat(const char *path)
@@ -270,42 +320,11 @@ static void do_stat(const char *path)
     struct stat st;
     char target[PATH_MAX];
     if (lstat(path, &st))
-        fail(path, errno);
+        file_fail(path, errno);
     ssize_t k = S_ISLNK(st.st_mode) ? readlink(path, target, sizeof target - 1) : -1;
     if (k >= 0)
         target[k] = 0;
-    report_info(path, &st, k >= 0 ? target : NULL);
-}
-
-static void do_list(const char *path)
-{
-    struct stat st;
-    int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
-    if (dir < 0)
-        fail(path, errno);
-    DIR *d = fdopendir(dir);
-    if (!d)
-        fail(path, errno);
-    struct buf b = {0};
-    for (struct dirent *e; (e = readdir(d));) {
-        char target[PATH_MAX];
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
-            continue;
-        if (fstatat(dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW))
-            continue; /* gone meanwhile */
-        ssize_t k = S_ISLNK(st.st_mode) ? readlinkat(dir, e->d_name, target, PATH_MAX - 1) : -1;
-        if (k >= 0)
-            target[k] = 0;
-        put_info(&b, e->d_name, &st, k >= 0 ? target : NULL);
-        if (b.len > COPY_SIZE) {
-            if (write_all(1, b.p, b.len) < 0)
-                _exit(2);
-            b.len = 0;
-        }
-    }
-    if (write_all(1, b.p, b.len) < 0 || fstat(dir, &st))
-        _exit(2);
-    report_info(path, &st, NULL);
+    file_done(path, &st, k >= 0 ? target : NULL);
 }
 
 static void do_mkdir(const char *path, mode_t mode, bool parents)
@@ -316,9 +335,9 @@ static void do_mkdir(const char *path, mode_t mode, bool parents)
     if (mkdir(path, mode)) {
         int err = errno;
         if (err != EEXIST || !parents || stat(path, &st) || !S_ISDIR(st.st_mode))
-            fail(path, err);
+            file_fail(path, err);
     } else if (chmod(path, mode)) { /* the umask does not take part */
-        fail(path, errno);
+        file_fail(path, errno);
     }
     do_stat(path);
 }
@@ -327,19 +346,19 @@ static void do_remove(const char *path, bool recursive)
 {
     struct stat st;
     if (lstat(path, &st))
-        fail(path, errno);
+        file_fail(path, errno);
     if (!S_ISDIR(st.st_mode) ? unlink(path) : recursive ? tree_remove(path) : rmdir(path))
-        fail(path, errno);
-    report_info(path, &st, NULL);
+        file_fail(path, errno);
+    file_done(path, &st, NULL);
 }
 
 static void do_move(const char *src, const char *dst)
 {
     if (rename(src, dst)) {
         if (errno != EXDEV) /* a directory of a lower layer answers EXDEV */
-            fail(src, errno);
+            file_fail(src, errno);
         if (tree_copy(src, dst) || tree_remove(src))
-            fail(src, errno);
+            file_fail(src, errno);
     }
     do_stat(dst);
 }
@@ -348,21 +367,29 @@ void file_main(const struct launch *l, const struct reader *spec)
 {
     char *path = spec_str(spec, T_PATH), *dst = spec_str(spec, T_DST);
     uint64_t mode = spec_u64(spec, T_MODE, UINT64_MAX);
+    bool recursive = spec_u64(spec, T_RECURSIVE, 0);
     status_out = l->fds[L_STATUS];
     signal(SIGTERM, on_term);
     if (!path || path[0] != '/' || strlen(path) >= PATH_MAX - 64)
         child_fail(status_out, "invalid_request", "path", 0, "the path is not absolute or too long");
     switch (spec_u64(spec, T_FOP, 0)) {
     case F_READ:
-        do_read(path, spec_u64(spec, T_OFFSET, 0), spec_u64(spec, T_LENGTH, UINT64_MAX));
+        do_read(path, spec_u64(spec, T_OFFSET, 0), spec_u64(spec, T_LENGTH, UINT64_MAX),
+                spec_str(spec, T_SOURCE));
         break;
-    case F_WRITE: do_write(path, mode, spec_u64(spec, T_APPEND, 0)); break;
+    case F_WRITE:
+        do_write(path, mode, spec_u64(spec, T_APPEND, 0), spec_u64(spec, T_SPARSE, 0),
+                 spec_u64(spec, T_TIME_NS, UINT64_MAX));
+        break;
     case F_STAT: do_stat(path); break;
-    case F_LIST: do_list(path); break;
+    case F_LIST: tree_list(path, recursive); break;
+    case F_PACK: bundle_out(path, spec_u64(spec, T_LENGTH, UINT64_MAX)); break;
+    case F_UNPACK: bundle_in(path); break;
+    case F_WATCH: watch_tree(path, recursive); break;
     case F_MKDIR:
         do_mkdir(path, mode == UINT64_MAX ? 0755 : (mode_t)mode, spec_u64(spec, T_PARENTS, 1));
         break;
-    case F_REMOVE: do_remove(path, spec_u64(spec, T_RECURSIVE, 0)); break;
+    case F_REMOVE: do_remove(path, recursive); break;
     case F_MOVE:
         if (!dst || dst[0] != '/')
             child_fail(status_out, "invalid_request", "dst", 0, "the path is not absolute");

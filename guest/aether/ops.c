@@ -85,7 +85,8 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
     struct field f;
     int k;
     while ((k = next_field(&r, &f)) > 0) {
-        bool text = f.tag < T_TIMEOUT_NS || f.tag == T_SESSION || f.tag == T_PATH || f.tag == T_DST;
+        bool text = f.tag < T_TIMEOUT_NS || f.tag == T_SESSION || f.tag == T_PATH ||
+                    f.tag == T_DST || f.tag == T_SOURCE;
         if (text && memchr(f.v, 0, f.n))
             return f.tag == T_ENV ? "env" : f.tag == T_CWD ? "cwd" : f.tag == T_USER ? "user"
                  : f.tag == T_PATH || f.tag == T_DST ? "path" : "argv";
@@ -109,7 +110,7 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
         case T_COLS: op->cols = size_of(&f); break;
         case T_CWD: case T_ENV: case T_USER: break;
         default:
-            if (f.tag < T_FOP || f.tag > T_PARENTS)
+            if (f.tag < T_FOP || f.tag > T_TIME_NS)
                 return "spec";
         }
     }
@@ -147,6 +148,7 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
         return;
     }
     op->file = file;
+    op->stays = file && op->key; /* an edge that comes back goes on with its input */
     op->merge = w.merge;
     op->oom_before = cg_oom_kills();
     op->timeout = w.timeout;
@@ -277,12 +279,30 @@ void ops_disconnected(void)
         op->result_sent = false;
         if (op->dial.on && !op->done)
             dial_abort(op);
-        if ((op->file || op->dial.on) && op->done)
+        if (op->stays)
+            continue;
+        if ((op->file || op->dial.on) && op->done) {
             op_free(op);
-        else if (op->file) {
+        } else if (op->file) {
             op->cancelled = true; /* before its stdin ends, which would commit a write */
             op_kill(op);
         }
+    }
+}
+
+/* What only a client can go on with ends when none came back in time. */
+void hangup_tick(struct op *op, uint64_t now)
+{
+    if (!op->rows && !op->stays)
+        return;
+    if (op->attached) {
+        op->hangup_at = 0;
+    } else if (!op->hangup_at) {
+        op->hangup_at = now + HANGUP_NS;
+    } else if (now >= op->hangup_at && !op->hung_up && !paused_at) {
+        op->hung_up = true;
+        op->cancelled = true;
+        op_kill(op);
     }
 }
 
@@ -297,7 +317,7 @@ void ops_leave(void)
 void ops_list(struct buf *b)
 {
     for (int i = 0; i < OPS_MAX; i++) {
-        if (!ops[i].used || ops[i].file || ops[i].dial.on)
+        if (!ops[i].used || (ops[i].file && !ops[i].stays) || ops[i].dial.on)
             continue;
         put_u64(b, T_OP_ID, ops[i].id);
         put_str(b, T_KEY, ops[i].key ? ops[i].key : "");

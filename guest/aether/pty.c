@@ -101,21 +101,6 @@ bool pty_waits(const struct op *op)
     return !op->attached || !s->credit || conn_out.len >= OUT_HIGH;
 }
 
-void pty_tick(struct op *op, uint64_t now)
-{
-    if (!op->rows)
-        return;
-    if (op->attached) {
-        op->hangup_at = 0;
-    } else if (!op->hangup_at) {
-        op->hangup_at = now + HANGUP_NS;
-    } else if (now >= op->hangup_at && !op->hung_up && !paused_at) {
-        op->hung_up = true;
-        op->cancelled = true;
-        op_kill(op);
-    }
-}
-
 /* Signals wait until the command itself is there to get them. */
 bool op_has_begun(const struct op *op)
 {

@@ -1,5 +1,5 @@
-/* Whole trees: removing, and copying where a rename cannot move one. Links are
- * never followed. */
+/* Whole trees: listing, removing, and copying where a rename cannot move one. Links
+ * are never followed. */
 #include "aether.h"
 
 #include <dirent.h>
@@ -128,4 +128,54 @@ static int copy_in(int from, const char *name, int to, const char *as, int depth
 int tree_copy(const char *src, const char *dst)
 {
     return copy_in(AT_FDCWD, src, AT_FDCWD, dst, 0);
+}
+
+struct listing { struct buf out; char name[PATH_MAX]; };
+
+/* One directory's entries, named from the root of the listing; with `recursive` each
+ * directory's own follow it. */
+static void list_in(int dir, size_t len, bool recursive, int depth, struct listing *l)
+{
+    struct stat st;
+    DIR *d = dir >= 0 && depth < DEPTH_MAX ? fdopendir(dir) : NULL;
+    if (!d)
+        file_fail(l->name, dir >= 0 && depth == DEPTH_MAX ? ELOOP : errno);
+    for (struct dirent *e; (e = readdir(d));) {
+        char target[PATH_MAX];
+        size_t k = strlen(e->d_name);
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
+            continue;
+        if (fstatat(dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW))
+            continue; /* gone meanwhile */
+        if (len + k + 2 > sizeof l->name)
+            file_fail(l->name, ENAMETOOLONG);
+        memcpy(l->name + len, e->d_name, k + 1);
+        ssize_t n = S_ISLNK(st.st_mode) ? readlinkat(dir, e->d_name, target, PATH_MAX - 1) : -1;
+        if (n >= 0)
+            target[n] = 0;
+        put_info(&l->out, l->name, &st, n >= 0 ? target : NULL);
+        put_field(&l->out, T_CONTENT, NULL, 0);
+        say(&l->out, COPY_SIZE / 4);
+        if (!recursive || !S_ISDIR(st.st_mode))
+            continue;
+        int below = openat(dir, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (below < 0 && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP))
+            continue;
+        l->name[len + k] = '/';
+        l->name[len + k + 1] = 0;
+        list_in(below, len + k + 1, recursive, depth + 1, l);
+    }
+    closedir(d);
+}
+
+void tree_list(const char *path, bool recursive)
+{
+    static struct listing l;
+    struct stat st;
+    int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK);
+    if (dir < 0 || fstat(dir, &st))
+        file_fail(path, errno);
+    list_in(dir, 0, recursive, 0, &l);
+    say(&l.out, 0);
+    file_done(path, &st, NULL);
 }

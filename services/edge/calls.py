@@ -19,6 +19,13 @@ USES = frozenset({"i", "f", "s", "z"})
 """Frames by which a client uses what runs in a sandbox: a paused one goes on."""
 _TOKENS = 8
 
+SIGNALS = frozenset(
+    {
+        "0", "HUP", "INT", "QUIT", "KILL", "USR1", "USR2", "TERM", "CONT", "STOP", "TSTP",
+        "TTIN", "TTOU", "WINCH", "PIPE", "ALRM",
+    }
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -71,3 +78,11 @@ def have(text: str) -> tuple[int, int]:
     if len(counts) != 2 or not all(c.isdigit() and len(c) < 20 for c in counts):
         raise InvalidRequest("two decimal numbers", field=HEADER_HAVE)
     return int(counts[0]), int(counts[1])
+
+
+def count(data: bytes) -> int:
+    """A decimal count in a frame. Raises ``InvalidRequest``."""
+    try:
+        return int(data)
+    except ValueError:
+        raise InvalidRequest("a count is a decimal number", field="count") from None

@@ -28,7 +28,7 @@ from nats.errors import Error as NatsError
 
 from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
-from schemas.exec import HEADER_HAVE, HEADER_OFFSET, KEEPALIVE_S, ExecReply
+from schemas.exec import HEADER_HAVE, HEADER_OFFSET, HEADER_SOURCE, KEEPALIVE_S, ExecReply
 from services.edge import calls, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
@@ -40,7 +40,7 @@ from services.edge.observer import Observer
 from services.edge.operation import Operation
 from services.edge.ports import Room
 from services.edge.supervisor import Supervisor
-from services.edge.verbs import VERBS, Verb, resume_exec
+from services.edge.verbs import VERBS, Verb
 from shared import ids, lifecycle, telemetry
 from shared.bus import HEADER_BYTES, Bus
 from shared.clock import Clock
@@ -102,9 +102,10 @@ class Door:
         if self._ticker:
             self._ticker.cancel()
         self._supervisor.let_go()
-        error = Internal("the edge ended while this operation ran", cause="runtime")
+        unknown = Internal("the edge ended while this operation ran", cause="runtime")
+        again = Unavailable("the edge is ending", retry_after_s=RETRY_AFTER_S)
         for op in list(self._running.values()):
-            op.leave() if op.stays else op.abort(error)
+            op.leave() if op.stays else op.abort(again if op.repeats else unknown)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=RETRY_AFTER_S * 4)
 
@@ -178,14 +179,17 @@ class Door:
         )  # fmt: skip
         op.takes_input = getattr(request, "stdin", False)
         op.runs_by(sandbox.clock)
-        op.stays = verb.reply is ExecReply and isinstance(sandbox.driver, Resumable)
-        if have := (msg.headers or {}).get(HEADER_HAVE):
+        op.stays = verb.resume is not None and isinstance(sandbox.driver, Resumable)
+        op.repeats = not verb.once(request)
+        headers = msg.headers or {}
+        if have := headers.get(HEADER_HAVE):
+            op.source = headers.get(HEADER_SOURCE)
             op.asked_again(calls.have(have))
         self._room.enter(call)
         self._running[key] = op
         if verb.wakes:  # looking at a sandbox is no activity
             sandbox.activity.enter(op, op.abort)
-        trace = (msg.headers or {}).get(HEADER_TRACE)
+        trace = headers.get(HEADER_TRACE)
         op.task = self._spawn(self._perform(op, sandbox, verb, request, msg.data, trace))
 
     # -- an operation -----------------------------------------------------------------
@@ -374,7 +378,7 @@ async def _repeated(
         raise Conflict("this op_id was used for another request", field="op_id")
     if row.reply is not None:
         return msgspec.json.decode(row.reply, type=verb.reply)
-    reply = await resume_exec(sandbox, request, op) if verb.reply is ExecReply else None
+    reply = await verb.resume(sandbox, request, op) if verb.resume else None
     if reply is None:
         raise Internal(
             "the edge restarted while this command ran: its outcome is unknown",

@@ -17,8 +17,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from schemas.base import HEADER_FRAME, encode
-from schemas.exec import CHUNK_BYTES, HANGUP_S, HEADER_OFFSET, WINDOW_BYTES, ExecReply
-from services.edge.calls import Call
+from schemas.exec import (
+    CHUNK_BYTES,
+    HANGUP_S,
+    HEADER_OFFSET,
+    HEADER_SOURCE,
+    WINDOW_BYTES,
+    ExecReply,
+)
+from services.edge.calls import SIGNALS, Call, count
 from services.edge.drivers.base import Resize, Stream
 from services.edge.runclock import RunClock
 from shared.clock import Clock
@@ -31,12 +38,6 @@ RETAINED_BYTES = 1024 * 1024
 """Confirmed output that is kept for a client that joins."""
 MAX_CONTROL = 64
 FRAME_OF: dict[str, str] = {"stdout": "o", "stderr": "e"}
-SIGNALS = frozenset(
-    {
-        "0", "HUP", "INT", "QUIT", "KILL", "USR1", "USR2", "TERM", "CONT", "STOP", "TSTP",
-        "TTIN", "TTOU", "WINCH", "PIPE", "ALRM",
-    }
-)  # fmt: skip
 
 Frame = tuple[int, str, bytes]
 """Offset, kind and content of a frame of output."""
@@ -67,6 +68,9 @@ class Operation:
         self.stays = False  # its command may outlive this process
         self.left = False  # and does
         self.takes_input = False
+        self.repeats = False  # to do it once more does no harm
+        self.again = False  # for a client that got no end of it elsewhere
+        self.source: str | None = None  # what the output is read from, in which state
         self.have = (0, 0)  # bytes of both streams that the client says it has
         self.final: bytes | None = None
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
@@ -124,7 +128,14 @@ class Operation:
             self._unconfirmed.append((offset, frame, data))
             self._sent += len(data)
             self.streamed[frame] += len(data)
-            await self._send(frame, data, {HEADER_OFFSET: str(offset)})
+            await self._send(frame, data, self._facts(offset))
+
+    def _facts(self, offset: int) -> dict[str, str]:
+        """The headers of a frame of output."""
+        facts = {HEADER_OFFSET: str(offset)}
+        if self.source is not None:
+            facts[HEADER_SOURCE] = self.source
+        return facts
 
     async def finish(self, final: bytes) -> None:
         """The final reply; nothing comes after it."""
@@ -135,7 +146,7 @@ class Operation:
     def asked_again(self, have: tuple[int, int]) -> None:
         """It begins for a client that asks again: ``have`` are the bytes of both streams
         that it has."""
-        self.have = have
+        self.have, self.again = have, True
 
     async def attach(self, reply_to: str) -> None:
         """Answers go to another connection of the same client from here on."""
@@ -143,7 +154,7 @@ class Operation:
             self._heard_at = self._clock.monotonic()
             await self._move(reply_to)
             for offset, frame, data in self._unconfirmed:
-                await self._send(frame, data, {HEADER_OFFSET: str(offset)})
+                await self._send(frame, data, self._facts(offset))
             if self.final is not None:
                 await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
                 return
@@ -174,13 +185,17 @@ class Operation:
                 await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
         self._confirm(offset)
 
+    def goes_on(self) -> None:
+        """Its output begins after what the client has from an earlier edge process."""
+        self._sent = self._confirmed = sum(self.have)
+        self.streamed = {"o": self.have[0], "e": self.have[1]}
+
     async def resumes(self, *, taken: int, terminal: bool) -> None:
         """Its command comes from an earlier edge process. Output goes on after what the
         client has (all of it comes again, of a terminal only what is new), input after
         the ``taken`` bytes."""
-        self._sent = self._confirmed = sum(self.have)
-        self.streamed = {"o": self.have[0], "e": self.have[1]}
-        self.terminal = terminal
+        self.goes_on()
+        self.terminal = self.terminal or terminal
         if self.streaming and not terminal:
             self._skip = {"stdout": self.have[0], "stderr": self.have[1]}
         if not self.takes_input:
@@ -246,7 +261,7 @@ class Operation:
         if frame in ("i", "f"):
             self._input_frame(data, offset, end=frame == "f")
         elif frame == "w":
-            self._confirm(_count(data))
+            self._confirm(count(data))
         elif frame == "s":
             self._signal(data.decode("ascii", "replace").upper().removeprefix("SIG"))
         elif frame == "z":
@@ -302,7 +317,7 @@ class Operation:
 
     def _resize(self, data: bytes) -> None:
         rows, sign, cols = data.partition(b" ")
-        size = Resize(_count(rows), _count(cols if sign else b""))
+        size = Resize(count(rows), count(cols if sign else b""))
         if not (0 < size.rows < 1 << 16 and 0 < size.cols < 1 << 16):
             raise InvalidRequest("a terminal's size is out of bounds", field="pty")
         waits, self._size = self._size is not None, size
@@ -324,6 +339,8 @@ class Operation:
         """Tells the client to send input."""
         self._wants_input = self.takes_input = True
         await self._send("r", b"")
+        if self.again:
+            await self._send("a", b"0")
 
     async def input(self) -> AsyncIterator[bytes]:
         """Chunks of input until its end."""
@@ -379,10 +396,3 @@ class Operation:
     def _interrupt(self) -> None:
         if self.task and self._entered:
             self.task.cancel()
-
-
-def _count(data: bytes) -> int:
-    try:
-        return int(data)
-    except ValueError:
-        raise InvalidRequest("a count is a decimal number", field="count") from None

@@ -1,14 +1,14 @@
 """What each verb at the door does with a sandbox.
 
 Owns: translating requests to driver calls and outcomes to final replies. Does not
-own: who may call, idempotency, frames.
+own: who may call, idempotency, frames, files (fileverbs).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,30 +18,25 @@ from schemas.exec import (
     ConnectRequest,
     ExecReply,
     ExecRequest,
-    FileEntry,
     FileReply,
     FileRequest,
     InfoReply,
     InfoRequest,
 )
+from services.edge import fileverbs
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
     ExecOutcome,
     ExecSpec,
-    FileInfo,
-    Files,
-    Handle,
     Resize,
     Resumable,
 )  # fmt: skip
 from services.edge.operation import Operation
 from services.edge.ports import Connection, run_connect
-from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable, Unsupported
+from shared.errors import InvalidRequest, SandboxDied, Unavailable
 
 BACKSTOP_S = 10.0
 """How much later than inside the sandbox a command's limit is enforced here."""
-MAX_ENTRIES = 20_000
-"""Files in one listing."""
 USAGE_S = 2.0
 LIVE = ("running", "pausing", "paused", "resuming")
 
@@ -52,8 +47,9 @@ Reply = ExecReply | FileReply | InfoReply | ConnectReply
 class Verb:
     """A verb: its request, its reply, what it does, whether a repetition of it would
     do harm (``once``: then its intent and result are journalled), what is wrong with a
-    request (``check`` raises), whether it needs a running sandbox (``wakes``), the class of
-    its ``operation``."""
+    request (``check`` raises), whether it needs a running sandbox (``wakes``), how to go on
+    with what an earlier edge process began (``resume``; ``None``: nobody knows it), the
+    class of its ``operation``."""
 
     request: type[Any]
     reply: type[Any]
@@ -61,6 +57,7 @@ class Verb:
     once: Callable[[Any], bool] = lambda request: False
     check: Callable[[Any], None] = lambda request: None
     wakes: bool = True
+    resume: Callable[[Sandbox, Any, Operation], Awaitable[Reply | None]] | None = None
     operation: type[Operation] = Operation
 
 
@@ -171,122 +168,27 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
     )  # fmt: skip
 
 
-def _files(sandbox: Sandbox) -> tuple[Files, Handle]:
-    driver = sandbox.driver
-    if not isinstance(driver, Files):
-        raise Unsupported(f"backend {sandbox.backend} has no files", field="backend")
-    return driver, sandbox.present()
-
-
-async def run_read(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
-    """``file_read``: small content in the reply, else in frames."""
-    files, handle = _files(sandbox)
-    held, size = bytearray(), 0
-    chunks = files.read(
-        handle, request.path, user=request.user, offset=request.offset, length=request.length
-    )
-    async for chunk in chunks:
-        size += len(chunk)
-        held += chunk
-        if size > INLINE_BYTES:
-            await op.output("stdout", bytes(held))
-            held.clear()
-    inline = size <= INLINE_BYTES
-    return FileReply(op_id=request.op_id, size=size, data=bytes(held) if inline else None)
-
-
-async def run_write(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
-    """``file_write``: success means that the bytes are in the sandbox, all of them."""
-    files, handle = _files(sandbox)
-    if request.data is not None:
-        op.preset(request.data)
-    else:
-        await op.want_input()
-    info = await files.write(
-        handle, request.path, _sized(op, request.size), user=request.user,
-        mode=request.mode, append=request.append,
-    )  # fmt: skip
-    if not request.append and info.size != op.taken:
-        raise Internal(f"{op.taken} bytes were sent, the file has {info.size}", field="path")
-    return FileReply(op_id=request.op_id, entry=entry(info), size=op.taken)
-
-
-async def _sized(op: Operation, size: int | None) -> AsyncIterator[bytes]:
-    async for chunk in op.input():
-        if size is not None and op.taken > size:
-            break
-        yield chunk
-    if size is not None and op.taken != size:  # raised inside the driver: nothing is kept
-        raise InvalidRequest(f"{op.taken} bytes came, not the announced {size}", field="size")
-
-
-async def run_stat(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
-    """``file_stat``."""
-    files, handle = _files(sandbox)
-    info = await files.stat(handle, request.path, user=request.user)
-    return FileReply(op_id=request.op_id, entry=entry(info), size=info.size)
-
-
-async def run_list(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
-    """``file_list``: one directory."""
-    files, handle = _files(sandbox)
-    infos = await files.list(handle, request.path, user=request.user)
-    if len(infos) > MAX_ENTRIES:
-        raise InvalidRequest(
-            f"{len(infos)} files, more than {MAX_ENTRIES} in one answer", field="path"
-        )
-    return FileReply(op_id=request.op_id, entries=[entry(i) for i in infos], size=len(infos))
-
-
-async def run_mkdir(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
-    """``file_mkdir``."""
-    files, handle = _files(sandbox)
-    mode = 0o755 if request.mode is None else request.mode
-    await files.mkdir(handle, request.path, user=request.user, mode=mode, parents=request.parents)
-    return FileReply(op_id=request.op_id)
-
-
-async def run_remove(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
-    """``file_remove``."""
-    files, handle = _files(sandbox)
-    await files.remove(handle, request.path, user=request.user, recursive=request.recursive)
-    return FileReply(op_id=request.op_id)
-
-
-async def run_move(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileReply:
-    """``file_move``."""
-    files, handle = _files(sandbox)
-    await files.move(handle, request.path, str(request.target), user=request.user)
-    return FileReply(op_id=request.op_id)
-
-
-def check_move(request: FileRequest) -> None:
-    """Raises ``InvalidRequest`` naming the field."""
-    if request.target is None:
-        raise InvalidRequest("where to?", field="target")
-
-
-def entry(info: FileInfo) -> FileEntry:
-    """The wire form of a file."""
-    return FileEntry(
-        path=info.path, type=info.type, size=info.size, mode=info.mode, uid=info.uid,
-        gid=info.gid, mtime=info.mtime, target=info.target,
-    )  # fmt: skip
-
-
 def _always(request: Any) -> bool:
     return True
 
 
 VERBS: dict[str, Verb] = {
-    "exec": Verb(ExecRequest, ExecReply, run_exec, _always, check_exec),
+    "exec": Verb(ExecRequest, ExecReply, run_exec, _always, check_exec, resume=resume_exec),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
     "connect": Verb(ConnectRequest, ConnectReply, run_connect, operation=Connection),
-    "file_read": Verb(FileRequest, FileReply, run_read),
-    "file_write": Verb(FileRequest, FileReply, run_write, lambda r: bool(r.append)),
-    "file_stat": Verb(FileRequest, FileReply, run_stat),
-    "file_list": Verb(FileRequest, FileReply, run_list),
-    "file_mkdir": Verb(FileRequest, FileReply, run_mkdir, _always),
-    "file_remove": Verb(FileRequest, FileReply, run_remove, _always),
-    "file_move": Verb(FileRequest, FileReply, run_move, _always, check_move),
-}
+    "file_read": Verb(FileRequest, FileReply, fileverbs.read),
+    "file_write": Verb(
+        FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append),
+        resume=fileverbs.resume_input,
+    ),
+    "file_stat": Verb(FileRequest, FileReply, fileverbs.stat),
+    "file_list": Verb(FileRequest, FileReply, fileverbs.list_),
+    "file_mkdir": Verb(FileRequest, FileReply, fileverbs.mkdir, _always),
+    "file_remove": Verb(FileRequest, FileReply, fileverbs.remove, _always),
+    "file_move": Verb(FileRequest, FileReply, fileverbs.move, _always, fileverbs.check_move),
+    "file_pack": Verb(FileRequest, FileReply, fileverbs.pack, check=fileverbs.check_pack),
+    "file_unpack": Verb(
+        FileRequest, FileReply, fileverbs.unpack, resume=fileverbs.resume_input
+    ),
+    "file_watch": Verb(FileRequest, FileReply, fileverbs.watch),
+}  # fmt: skip

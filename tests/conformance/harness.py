@@ -24,6 +24,7 @@ from services.edge.drivers.base import (
     StartSpec,
     Stream,
 )  # fmt: skip
+from services.edge.drivers.files import FileInfo, Files
 
 
 class Harness(Protocol):
@@ -155,3 +156,12 @@ async def until(condition: Callable[[], bool], *, within_s: float = 15.0) -> Non
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def listed(
+    files: Files, handle: Handle, path: str, *, recursive: bool = False
+) -> list[FileInfo]:
+    """What a directory holds, sorted by path."""
+    batches = files.list(handle, path, user=None, recursive=recursive)
+    found = [info async for batch in batches for info in batch]
+    return sorted(found, key=lambda info: info.path)

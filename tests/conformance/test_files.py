@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
-from services.edge.drivers.base import Driver, Files, Handle
-from shared.errors import DsecError, Forbidden, InvalidRequest, NotFound
-from tests.conformance.harness import run
+from services.edge.agent.client import KILL_WAIT_S
+from services.edge.drivers.base import Driver, Handle
+from services.edge.drivers.files import Files
+from shared.errors import Conflict, DsecError, Forbidden, InvalidRequest, NotFound
+from tests.conformance.harness import listed, run
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -49,9 +52,10 @@ async def test_an_input_that_breaks_off_leaves_the_old_file(files: Files, sandbo
 
     await files.write(sandbox, "/tmp/keep/f", chunks(b"old"), user=None)
     with pytest.raises(RuntimeError):
-        await files.write(sandbox, "/tmp/keep/f", broken(), user=None)
+        async with asyncio.timeout(KILL_WAIT_S / 2):  # its end is seen, not waited out
+            await files.write(sandbox, "/tmp/keep/f", broken(), user=None)
     assert await content(files, sandbox, "/tmp/keep/f") == b"old"
-    assert [i.path for i in await files.list(sandbox, "/tmp/keep", user=None)] == ["/tmp/keep/f"]
+    assert [i.path for i in await listed(files, sandbox, "/tmp/keep")] == ["/tmp/keep/f"]
 
 
 async def test_stat_list_move_remove(files: Files, sandbox: Handle) -> None:
@@ -60,8 +64,8 @@ async def test_stat_list_move_remove(files: Files, sandbox: Handle) -> None:
     await files.write(sandbox, "/m/n/a", chunks(), user=None)
     info = await files.stat(sandbox, "/m/n", user=None)
     assert (info.type, info.mode) == ("dir", 0o750)
-    listed = await files.list(sandbox, "/m/n", user=None)
-    assert [(i.path, i.size) for i in listed] == [("/m/n/a", 0), ("/m/n/b", 1)]
+    found = await listed(files, sandbox, "/m/n")
+    assert [(i.path, i.size) for i in found] == [("/m/n/a", 0), ("/m/n/b", 1)]
     await files.move(sandbox, "/m/n", "/m/o", user=None)
     with pytest.raises(InvalidRequest):
         await files.remove(sandbox, "/m/o", user=None)
@@ -105,3 +109,26 @@ async def test_an_early_end_of_reading_ends_the_operation(
     async for _ in files.read(sandbox, "/tmp/big", user=None):
         break
     assert await content(files, sandbox, "/tmp/big", length=4) == b"\0" * 4
+
+
+async def test_a_read_says_what_it_reads_and_goes_on_in_that_alone(
+    files: Files, sandbox: Handle
+) -> None:
+    await files.write(sandbox, "/tmp/s", chunks(b"first"), user=None, mtime_ns=10**18)
+    told: list[str] = []
+    assert await content(files, sandbox, "/tmp/s", opened=told.append) == b"first"
+    assert await content(files, sandbox, "/tmp/s", offset=2, source=told[0]) == b"rst"
+    await files.write(sandbox, "/tmp/s", chunks(b"other"), user=None)
+    with pytest.raises(Conflict) as caught:
+        await content(files, sandbox, "/tmp/s", offset=2, source=told[0])
+    assert caught.value.details["errno"] == "ESTALE"
+
+
+async def test_a_listing_goes_below_where_it_is_asked_to(files: Files, sandbox: Handle) -> None:
+    for name in ("a/b/c", "a/d", "e"):
+        await files.write(sandbox, f"/tmp/l/{name}", chunks(b"x"), user=None)
+    assert [i.path for i in await listed(files, sandbox, "/tmp/l")] == ["/tmp/l/a", "/tmp/l/e"]
+    found = await listed(files, sandbox, "/tmp/l", recursive=True)
+    assert [i.path for i in found] == [
+        "/tmp/l/a", "/tmp/l/a/b", "/tmp/l/a/b/c", "/tmp/l/a/d", "/tmp/l/e",
+    ]  # fmt: skip

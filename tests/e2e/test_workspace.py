@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,7 +18,6 @@ from libdsec import (
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
-WATCH_S = 0.1
 REPOSITORY = """
 mkdir -p /tmp/repo/sub && cd /tmp/repo && git init -q . &&
 git config user.email a@b && git config user.name a &&
@@ -142,45 +140,3 @@ async def test_diff_for_another_user_than_the_owner(sandbox: Sandbox) -> None:
         f"{REPOSITORY} && chown -R nobody /tmp/repo && echo more >> changed", check=True
     )
     assert b"+more" in await sandbox.files.diff("/tmp/repo")
-
-
-async def test_watch_tells_what_changes(sandbox: Sandbox) -> None:
-    await sandbox.files.write("/tmp/w/old", "x")
-    seen: list[tuple[str, str]] = []
-    started = asyncio.Event()
-
-    async def follow() -> None:
-        changes = sandbox.files.watch("/tmp/w", interval=WATCH_S)
-        pending = asyncio.ensure_future(anext(changes))
-        await asyncio.sleep(WATCH_S * 3)
-        started.set()
-        while True:
-            change = await pending
-            seen.append((change.kind, change.path))
-            pending = asyncio.ensure_future(anext(changes))
-
-    following = asyncio.create_task(follow())
-    await started.wait()
-    for step, expected in (
-        ("mkdir /tmp/w/d", [("created", "/tmp/w/d")]),
-        ("echo y > /tmp/w/d/f", [("created", "/tmp/w/d/f")]),
-        ("echo more >> /tmp/w/d/f", [("modified", "/tmp/w/d/f")]),
-        ("chmod 600 /tmp/w/old", [("modified", "/tmp/w/old")]),
-        ("mv /tmp/w/old /tmp/w/d/new", [("deleted", "/tmp/w/old"), ("created", "/tmp/w/d/new")]),
-        ("rm -r /tmp/w/d", [("deleted", f"/tmp/w/d{p}") for p in ("", "/f", "/new")]),
-    ):
-        seen.clear()
-        await sandbox.exec(step, check=True)
-        async with asyncio.timeout(10):
-            while sorted(seen) != sorted(expected):
-                await asyncio.sleep(WATCH_S)
-    await sandbox.exec("rm -r /tmp/w", check=True)
-    with pytest.raises(FileNotFound):
-        async with asyncio.timeout(10):
-            await following
-
-
-async def test_watch_of_a_missing_directory_ends_at_once(sandbox: Sandbox) -> None:
-    with pytest.raises(FileNotFound):
-        async for _ in sandbox.files.watch("/no/such"):
-            pytest.fail("there is nothing to see")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import random
@@ -12,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from libdsec import DSecError, Sandbox
-from libdsec.errors import NoSpaceLeft, NotARegularFile
+from libdsec.errors import (
+    FileNotADirectory,
+    FileNotFound,
+    FilePermissionDenied,
+    NoSpaceLeft,
+    NotARegularFile,
+)
 
 pytestmark = [pytest.mark.docker]
 
@@ -119,8 +126,84 @@ async def test_a_tree_from_a_sandbox_stays_where_it_is_put(box: Sandbox, tmp_pat
     """(F06) Links in a downloaded tree are not followed on this side."""
     await box.exec("mkdir -p /t/sub; ln -sfn / /t/root; ln -sfn ../../.. /t/sub/up; echo x >/t/f")
     target = tmp_path / "in"
-    await box.files.download_tree("/t", target)
+    await box.files.download_tree("/t", target, outside_links="keep")
     assert (target / "f").read_bytes() == b"x\n"
     found = {str(p.relative_to(target)) for p in target.rglob("*")}
     assert found <= {"f", "sub", "root", "sub/up"}
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+RAW = os.fsdecode(b"not \xff\xfe utf-8")
+
+
+async def test_names_that_are_no_text_work_everywhere(box: Sandbox, tmp_path: Path) -> None:
+    """(F02) Any bytes but `/` and zero are a name."""
+    files = box.files
+    await files.mkdir(f"/raw/{RAW}.d")
+    await files.write(f"/raw/{RAW}", b"content")
+    await box.exec("ln", "-s", "nowhere", "/raw/link")
+    await files.move(f"/raw/{RAW}", f"/raw/{RAW}.d/moved {RAW}")
+    assert [f.path for f in await files.list("/raw", recursive=True)] == [
+        "/raw/link", f"/raw/{RAW}.d", f"/raw/{RAW}.d/moved {RAW}",
+    ]  # fmt: skip
+    assert [f.path for f in await files.glob("/raw/**/moved*")] == [f"/raw/{RAW}.d/moved {RAW}"]
+    assert await files.read(f"/raw/{RAW}.d/moved {RAW}") == b"content"
+    await files.download(f"/raw/{RAW}.d/moved {RAW}", tmp_path / RAW)
+    await files.upload(tmp_path / RAW, f"/raw/{RAW}.up")
+    assert (await files.stat(f"/raw/{RAW}.up")).size == 7
+    await files.remove(f"/raw/{RAW}.d", recursive=True)
+    with pytest.raises(FileNotFoundError) as caught:
+        await files.read(f"/raw/{RAW}.d")
+    assert caught.value.errno == errno.ENOENT
+
+
+async def test_owner_and_mode_are_the_calls(box: Sandbox) -> None:
+    """(F07)"""
+    await box.files.write("/home/agent/new/deep/x", b"x", user="agent", mode=0o755)
+    ran = await box.exec("stat -c '%U %a' x . ..", cwd="/home/agent/new/deep")
+    assert ran.text.split("\n")[:3] == ["agent 755", "agent 755", "agent 755"]
+    await box.files.mkdir("/home/agent/open", user="agent", mode=0o2770)
+    assert (await box.exec("stat -c '%U %a' /home/agent/open")).text == "agent 2770\n"
+    await box.files.write("/home/agent/new/deep/x", b"y", user="agent")
+    assert (await box.files.stat("/home/agent/new/deep/x")).mode == 0o755  # as it was
+
+
+async def test_a_mode_that_cannot_be_set_fails_the_call(box: Sandbox) -> None:
+    """(F07) The file of somebody else may be written to, its mode not be changed."""
+    await box.exec("mkdir -p /others && echo old >/others/f && chmod 666 /others/f")
+    await box.files.write("/others/f", b"new", user="agent")
+    with pytest.raises(FilePermissionDenied, match="/others/f"):
+        await box.files.write("/others/f", b"newer", user="agent", mode=0o600)
+    assert (await box.files.stat("/others/f")).mode == 0o666
+
+
+async def test_only_an_empty_directory_lists_empty(box: Sandbox) -> None:
+    """(F10)"""
+    await box.files.mkdir("/w/empty")
+    assert await box.files.list("/w/empty") == []
+    assert await box.files.list("/w/empty", recursive=True) == []
+    for recursive in (False, True):
+        with pytest.raises(FileNotFound, match="/nope"):
+            await box.files.list("/nope", recursive=recursive)
+        with pytest.raises(FileNotADirectory, match="/etc/passwd"):
+            await box.files.list("/etc/passwd", recursive=recursive)
+        with pytest.raises(FilePermissionDenied, match="/root"):
+            await box.exec("chmod 700 /root")
+            await box.files.list("/root", recursive=recursive, user="agent")
+    with pytest.raises(FileNotFound, match="/nope"):
+        async for _ in box.files.watch("/nope"):
+            pytest.fail("there is nothing")
+    with pytest.raises(FileNotFound, match="/nope"):
+        await box.files.download_tree("/nope", "/tmp/never")
+
+
+async def test_paths_begin_at_the_working_directory(box: Sandbox, tmp_path: Path) -> None:
+    here = (await box.exec("pwd")).text.strip().rstrip("/")
+    await box.files.write("relative/f", b"x")
+    assert (await box.files.stat("relative/f")).path == f"{here}/relative/f"
+    assert [f.path for f in await box.files.glob("relative/*")] == [f"{here}/relative/f"]
+    await box.files.download_tree("relative", tmp_path / "out")
+    assert (tmp_path / "out/f").read_bytes() == b"x"
+    await box.files.upload_tree(tmp_path / "out", "relative/again")
+    assert await box.files.read("relative/again/f") == b"x"
+    await box.files.remove("relative", recursive=True)

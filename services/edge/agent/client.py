@@ -278,10 +278,10 @@ class AgentClient(asyncio.Protocol):
                     self._send(Msg.CREDIT, op.id, credit)
             elif type_ == Msg.ERROR:
                 op.events.clear()
+                op.put(type_, value)  # it is over: there is nothing to kill and wait for
                 failed = [p for p in pumps if p.done() and not p.cancelled() and p.exception()]
                 if failed:
                     failed[0].result()
-                op.put(type_, value)
                 raise value
             elif op.on_note is not None and type_ in NOTES:
                 await op.on_note(type_)

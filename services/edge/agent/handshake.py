@@ -30,12 +30,17 @@ class CgroupFds:
 
 def error_of(fields: Fields) -> DsecError:
     """The typed error of an ERROR payload; its texts are data of the sandbox, bounded."""
-    details = {"errno": fields.text(Tag.ERRNO)[:32]} if Tag.ERRNO in fields else None
-    message = fields.text(Tag.MESSAGE, "failed").encode("utf-8", "replace").decode()[:1024]
+    known = (("errno", Tag.ERRNO, 32), ("path", Tag.PATH, 4096))
+    details = {n: _shown(fields.text(tag))[:most] for n, tag, most in known if tag in fields}
+    message = _shown(fields.text(Tag.MESSAGE, "failed"))[:1024]
     return from_code(
         fields.text(Tag.CODE), message,
-        field=fields.text(Tag.FIELD)[:64] or None, details=details,
+        field=fields.text(Tag.FIELD)[:64] or None, details=details or None,
     )  # fmt: skip
+
+
+def _shown(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 async def connect_path(sock: socket.socket, path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 
 from services.edge.agent import wire
 from services.edge.agent.client import AgentClient
+from services.edge.agent.commands import Defaults
 from services.edge.agent.wire import Msg, Tag
 from services.edge.drivers.base import Handle, PortIO
 
@@ -49,7 +50,7 @@ async def dial(agent: AgentClient, port: int, io: PortIO, *, wait_s: float = 0.0
 class PortsOfAgent:
     """Mixed into a driver that knows the agent of a handle."""
 
-    def _agent(self, handle: Handle) -> tuple[AgentClient, str]:
+    def _agent(self, handle: Handle) -> tuple[AgentClient, Defaults]:
         raise NotImplementedError
 
     async def dial(self, handle: Handle, port: int, io: PortIO, *, wait_s: float = 0.0) -> None:

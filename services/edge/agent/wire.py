@@ -74,6 +74,9 @@ class Tag(IntEnum):
     APPEND = 26
     RECURSIVE = 27
     PARENTS = 28
+    SOURCE = 29
+    SPARSE = 30
+    TIME_NS = 31
     CODE = 40
     MESSAGE = 41
     FIELD = 42
@@ -89,6 +92,8 @@ class Tag(IntEnum):
     DURATION_NS = 58
     SESSION_FRESH = 59
     SESSION_ENDED = 60
+    CHANGE = 68
+    CONTENT = 69
     NAME = 70
     TYPE = 71
     SIZE = 72
@@ -97,6 +102,8 @@ class Tag(IntEnum):
     GID = 75
     MTIME_NS = 76
     TARGET = 77
+    INO = 78
+    NLINK = 79
     VERSION = 80
     GENERATION = 81
     NEXT_ID = 82
@@ -116,6 +123,9 @@ class FileOp(IntEnum):
     MKDIR = 5
     REMOVE = 6
     MOVE = 7
+    PACK = 8
+    UNPACK = 9
+    WATCH = 10
 
 
 STDIN, STDOUT, STDERR = 0, 1, 2
@@ -190,6 +200,36 @@ def parse_fields(payload: bytes) -> Iterator[tuple[int, bytes]]:
             raise ProtocolError("field longer than its payload")
         yield tag, payload[at : at + length]
         at += length
+
+
+def field_end(data: bytes, at: int = 0) -> int | None:
+    """Where the field at ``at`` ends; ``None`` while it is not all there."""
+    if len(data) - at < 5:
+        return None
+    _, length = _FIELD.unpack_from(data, at)
+    if length > FROM_AGENT_BYTES_MAX:
+        raise ProtocolError("field longer than what an agent sends")
+    end: int = at + 5 + length
+    return end if end <= len(data) else None
+
+
+def entries_end(data: bytes) -> int:
+    """How much of ``data`` is whole entries, each ended by a field ``CONTENT``."""
+    at = end = 0
+    while (after := field_end(data, at)) is not None:
+        end = after if data[at] == Tag.CONTENT else end
+        at = after
+    return end
+
+
+def split_entries(payload: bytes) -> Iterator[Fields]:
+    """Cuts a row of whole entries."""
+    start = at = 0
+    for tag, value in parse_fields(payload):
+        at += 5 + len(value)
+        if tag == Tag.CONTENT:
+            yield Fields(payload[start:at])
+            start = at
 
 
 class Fields:

@@ -204,21 +204,6 @@ class ResumeIO(ExecIO, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FileInfo:
-    """One file. ``type`` is file, dir, symlink, fifo, socket, chr or blk; ``mode``
-    are the permission bits; ``mtime`` seconds since the epoch."""
-
-    path: str
-    type: str
-    size: int
-    mode: int
-    uid: int
-    gid: int
-    mtime: float
-    target: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Exited:
     """A sandbox died on its own (agent channel closed, OOM of the whole sandbox)."""
 
@@ -269,51 +254,6 @@ class Driver(Protocol):
         ...
 
 
-@runtime_checkable
-class Files(Protocol):
-    """Optional: files inside the sandbox, resolved inside its root as ``user``.
-
-    Errors: ``NotFound``, ``Forbidden`` or ``InvalidRequest`` whose ``field`` is
-    ``path`` and whose ``details["errno"]`` is the errno name (``ENOENT``,
-    ``EACCES``, ``EISDIR``, ``ENOTDIR``, ``ENOSPC``, ``ENOTREG`` for anything but
-    a regular file …)."""
-
-    def read(
-        self, handle: Handle, path: str, *, user: str | None, offset: int = 0,
-        length: int | None = None,
-    ) -> AsyncIterator[bytes]: ...  # fmt: skip
-
-    async def write(
-        self,
-        handle: Handle,
-        path: str,
-        chunks: AsyncIterator[bytes],
-        *,
-        user: str | None,
-        mode: int | None = None,
-        append: bool = False,
-    ) -> FileInfo:
-        """Creates missing parents, replaces atomically, returns the final file's
-        info: success means that the bytes are in the sandbox."""
-        ...  # fmt: skip
-
-    async def stat(self, handle: Handle, path: str, *, user: str | None) -> FileInfo: ...
-
-    async def list(self, handle: Handle, path: str, *, user: str | None) -> list[FileInfo]: ...
-
-    async def mkdir(
-        self, handle: Handle, path: str, *, user: str | None, mode: int = 0o755,
-        parents: bool = True,
-    ) -> None: ...  # fmt: skip
-
-    async def remove(
-        self, handle: Handle, path: str, *, user: str | None, recursive: bool = False
-    ) -> None: ...
-
-    async def move(self, handle: Handle, src: str, dst: str, *, user: str | None) -> None: ...
-
-
-@runtime_checkable
 class PortIO(Protocol):
     """The supervisor's side of one connection."""
 

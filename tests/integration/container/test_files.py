@@ -16,7 +16,7 @@ import pytest
 from services.edge.drivers.base import Handle
 from services.edge.drivers.container import ContainerDriver
 from shared.errors import Forbidden, InvalidRequest, NotFound, QuotaExceeded
-from tests.conformance.harness import new_uid, run
+from tests.conformance.harness import listed, new_uid, run
 from tests.integration.container.harness import ContainerHarness
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.docker]
@@ -51,8 +51,8 @@ async def test_every_name_works(driver: ContainerDriver, sandbox: Handle, name: 
     """(F02)"""
     await driver.write(sandbox, f"/tmp/names/{name}", pieces(b"data"), user=None)
     assert await read(driver, sandbox, f"/tmp/names/{name}") == b"data"
-    listed = await driver.list(sandbox, "/tmp/names", user=None)
-    assert f"/tmp/names/{name}" in [i.path for i in listed]
+    found = await listed(driver, sandbox, "/tmp/names")
+    assert f"/tmp/names/{name}" in [i.path for i in found]
 
 
 async def test_what_is_no_regular_file_is_refused_at_once(
@@ -169,17 +169,17 @@ async def test_a_file_that_is_a_mount_point_is_written_in_its_place(
 async def test_listing_is_typed(driver: ContainerDriver, sandbox: Handle) -> None:
     """(F10)"""
     with pytest.raises(NotFound) as caught:
-        await driver.list(sandbox, "/nope", user=None)
+        await listed(driver, sandbox, "/nope")
     assert caught.value.details["errno"] == "ENOENT"
     with pytest.raises(NotFound) as caught:
-        await driver.list(sandbox, "/etc/passwd", user=None)
+        await listed(driver, sandbox, "/etc/passwd")
     assert caught.value.details["errno"] == "ENOTDIR"
     await driver.mkdir(sandbox, "/empty", user=None)
-    assert await driver.list(sandbox, "/empty", user=None) == []
+    assert await listed(driver, sandbox, "/empty") == []
     script = "cd /empty; mkfifo p; ln -s nowhere l; mkdir d; echo 12 >f"
     await run(driver, sandbox, script)
-    listed = await driver.list(sandbox, "/empty", user=None)
-    assert [(i.path, i.type, i.target) for i in listed] == [
+    found = await listed(driver, sandbox, "/empty")
+    assert [(i.path, i.type, i.target) for i in found] == [
         ("/empty/d", "dir", None), ("/empty/f", "file", None),
         ("/empty/l", "symlink", "nowhere"), ("/empty/p", "fifo", None),
     ]  # fmt: skip
@@ -187,7 +187,7 @@ async def test_listing_is_typed(driver: ContainerDriver, sandbox: Handle) -> Non
 
 async def test_a_large_folder_is_listed_whole(driver: ContainerDriver, sandbox: Handle) -> None:
     await run(driver, sandbox, "mkdir /many; cd /many; for i in $(seq 3000); do : >n$i; done")
-    assert len(await driver.list(sandbox, "/many", user=None)) == 3000
+    assert len(await listed(driver, sandbox, "/many")) == 3000
 
 
 async def test_a_folder_of_the_image_can_be_moved(driver: ContainerDriver, sandbox: Handle) -> None:

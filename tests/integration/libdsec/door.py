@@ -327,7 +327,8 @@ class Files:
 
     async def file_list(self, request: FileRequest, path: Path) -> FileReply:
         base = request.path.rstrip("/")
-        entries = [_entry(f"{base}/{p.name}", p) for p in sorted(path.iterdir())]
+        found = sorted(path.rglob("*") if request.recursive else path.iterdir())
+        entries = [_entry(f"{base}/{p.relative_to(path)}", p) for p in found]
         return FileReply(op_id=request.op_id, entries=entries)
 
     async def file_mkdir(self, request: FileRequest, path: Path) -> FileReply:

@@ -135,15 +135,13 @@ async def test_the_shell_runs_lines(dsec: Cli, id: str):
 
 
 async def test_files_are_copied_and_listed(dsec: Cli, id: str, tmp_path: Path):
-    local = tmp_path / "tree"
-    (local / "sub").mkdir(parents=True)
-    (local / "sub" / "a.txt").write_text("content\n")
-    assert (await dsec("cp", str(local), f"{id}:/t")).code == 0
-    assert "/t/sub/a.txt" in (await dsec("ls", "-R", f"{id}:/t")).out
-    assert (await dsec("cp", f"{id}:/t/sub/a.txt", str(tmp_path / "back"))).code == 0
-    assert (tmp_path / "back").read_text() == "content\n"
-    facts = json.loads((await dsec("cp", f"{id}:/t", str(tmp_path / "all"), "--json")).out)
+    local = tmp_path / "a.txt"
+    local.write_text("content\n")
+    facts = json.loads((await dsec("cp", str(local), f"{id}:/t/", "--json")).out)
     assert facts["bytes"] == 8
+    assert "/t/a.txt" in (await dsec("ls", f"{id}:/t")).out
+    assert (await dsec("cp", f"{id}:/t/a.txt", str(tmp_path / "back"))).code == 0
+    assert (tmp_path / "back").read_text() == "content\n"
     missing = await dsec("cp", f"{id}:/nope", str(tmp_path))
     assert (missing.code, "/nope" in missing.err) == (125, True)
     assert (await dsec("cp", "a", "b")).code == 125

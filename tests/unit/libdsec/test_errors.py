@@ -9,8 +9,9 @@ import pytest
 
 import libdsec
 from libdsec import DSecError, ExecFailed, ExecResult, FileNotFound, SandboxDied
+from libdsec._fileerrors import file_error
 from libdsec._wire import WireError
-from libdsec.errors import BY_CODE, INFRA_CODES, RETRYABLE_CODES, file_error, from_wire
+from libdsec.errors import BY_CODE, INFRA_CODES, RETRYABLE_CODES, from_wire
 from shared import errors as shared_errors
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libdsec._flow import ACK_EVERY_BYTES, Gap, Receiving, Sending, Stood
+from libdsec._flow import ACK_EVERY_BYTES, KEPT_BYTES, Gap, Receiving, Sending, Stood
 from libdsec._wire import CHUNK_BYTES, WINDOW_BYTES
 
 
@@ -98,6 +98,39 @@ def test_more_than_the_window_is_never_sent() -> None:
     sending.acknowledge(5)
     sending.acknowledge(WINDOW_BYTES + 1)
     assert sending.acked == 10, "a count that goes back or beyond is nobody's"
+
+
+def test_input_goes_on_from_less_than_was_acknowledged() -> None:
+    """An edge that was killed had taken more than reached the sandbox."""
+    sending = Sending()
+    data = bytes(range(256)) * (CHUNK_BYTES // 256)
+    for _ in range(12):
+        sending.push(data)
+        sending.acknowledge(sending.sent)
+    lowest = sending.unacked[0][0]
+    assert 0 < lowest <= sending.sent - KEPT_BYTES
+    assert sending.begin_at(lowest + 5)
+    again = sending.again()
+    assert (again[0][0], again[0][1][:1]) == (lowest + 5, data[5:6])
+    assert sum(len(c) for _, c in again) == sending.sent - lowest - 5
+    assert sending.room == WINDOW_BYTES - (sending.sent - lowest - 5)
+    assert not sending.begin_at(lowest - 1)
+
+
+def test_the_input_that_is_kept_is_bounded() -> None:
+    sending = Sending()
+    for _ in range(100):
+        sending.push(b"x" * CHUNK_BYTES)
+        sending.acknowledge(sending.sent)
+    assert sum(len(c) for _, c in sending.unacked) <= KEPT_BYTES + CHUNK_BYTES
+    assert sending.again() == []
+
+
+def test_what_came_is_counted_by_stream() -> None:
+    receiving = Receiving()
+    receiving.accept(b"abc", 0)
+    receiving.accept(b"de", 3, error=True)
+    assert receiving.counts == "3 2"
 
 
 def test_paused_time_is_what_the_edge_told_and_what_passed_since() -> None:

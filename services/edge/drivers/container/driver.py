@@ -93,8 +93,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         yes = Feature(True)
         limited = Feature(True, f"cgroup {cgroups.mode}")
         features = {
-            "exec": yes, "files": yes, "sessions": yes, "pty": yes, "ports": yes,
-            "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
+            "exec": yes, "files": yes, "file_trees": yes, "sessions": yes, "pty": yes,
+            "ports": yes, "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
             "network_deny": Feature(True, NO_NETWORK),
             "network_allow": Feature(False, "containers have no network yet"),
             "disk_limit": Feature(False, "no quota on writable layers"),
@@ -347,9 +347,9 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             raise SandboxDied(f"sandbox {handle.uid} does not run here", cause="runtime")
         return sandbox
 
-    def _agent(self, handle: Handle) -> tuple[AgentClient, str]:
+    def _agent(self, handle: Handle) -> tuple[AgentClient, Defaults]:
         sandbox = self._sandbox(handle)
-        return sandbox.agent, sandbox.defaults.user
+        return sandbox.agent, sandbox.defaults
 
 
 def _data(warm: WarmShell) -> dict[str, Any]:

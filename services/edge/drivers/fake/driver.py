@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -28,7 +28,6 @@ from services.edge.drivers.base import (
     ExecSpec,
     Exited,
     Feature,
-    FileInfo,
     Handle,
     Inspection,
     OnExit,
@@ -41,6 +40,7 @@ from services.edge.drivers.fake.budget import Budget
 from services.edge.drivers.fake.ports import EchoPorts
 from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
 from services.edge.drivers.fake.state import Live, State
+from services.edge.drivers.files import FileInfo
 from services.edge.drivers.registry import DriverConfig
 from shared import ids
 from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable
@@ -69,6 +69,7 @@ class FakeDriver(EchoPorts):
         """Everything a fake can do."""
         features = {name: Feature(True) for name in FEATURES}
         features["pty"] = Feature(False, "a fake has no terminals")
+        features["file_trees"] = Feature(False, "a fake has single files only")
         return BackendReport(True, features=features)
 
     async def open(self, on_exit: OnExit) -> None:
@@ -317,30 +318,44 @@ class FakeDriver(EchoPorts):
 
     async def read(
         self, handle: Handle, path: str, *, user: str | None, offset: int = 0,
-        length: int | None = None,
+        length: int | None = None, source: str | None = None,
+        opened: Callable[[str], None] | None = None,
     ) -> AsyncIterator[bytes]:  # fmt: skip
-        data = self._running(handle).state.tree.read(path)
+        tree = self._running(handle).state.tree
+        data, is_ = tree.read(path), str(tree.info(tree.find(path)[0]).mtime)
+        if source not in (None, is_):
+            raise trees.failure("ESTALE", path)
+        if opened is not None:
+            opened(is_)
         end = len(data) if length is None else min(len(data), offset + length)
         for start in range(offset, end, CHUNK):
             yield data[start : min(end, start + CHUNK)]
 
     async def write(
         self, handle: Handle, path: str, chunks: AsyncIterator[bytes], *, user: str | None,
-        mode: int | None = None, append: bool = False,
+        mode: int | None = None, append: bool = False, mtime_ns: int | None = None,
+        sparse: bool = False, key: str | None = None,
     ) -> FileInfo:  # fmt: skip
         live = self._running(handle)
         data = bytearray()
         async for chunk in chunks:
             data += chunk
-        info = live.state.tree.write(path, bytes(data), now=time.time(), mode=mode, append=append)
+        now = time.time() if mtime_ns is None else mtime_ns / 1e9
+        info = live.state.tree.write(path, bytes(data), now=now, mode=mode, append=append)
         self._save(live.state)
         return info
 
     async def stat(self, handle: Handle, path: str, *, user: str | None) -> FileInfo:
         return self._running(handle).state.tree.info(path)
 
-    async def list(self, handle: Handle, path: str, *, user: str | None) -> list[FileInfo]:
-        return self._running(handle).state.tree.entries(path)
+    async def list(
+        self, handle: Handle, path: str, *, user: str | None, recursive: bool = False
+    ) -> AsyncIterator[list[FileInfo]]:
+        tree, todo = self._running(handle).state.tree, [path]
+        while todo:
+            found = tree.entries(todo.pop())
+            yield found
+            todo += [i.path for i in found if recursive and i.type == "dir"]
 
     async def mkdir(
         self, handle: Handle, path: str, *, user: str | None, mode: int = 0o755,

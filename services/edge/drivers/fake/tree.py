@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from services.edge.drivers.base import FileInfo
-from shared.errors import DsecError, Forbidden, InvalidRequest, NotFound
+from services.edge.drivers.files import FileInfo
+from shared.errors import Conflict, DsecError, Forbidden, InvalidRequest, NotFound
 
 MAX_LINKS = 16
 USERS = {"root": 0, "agent": 1000}
@@ -183,6 +183,8 @@ def failure(name: str, path: str) -> DsecError:
         kind = NotFound
     elif name in ("EACCES", "EPERM"):
         kind = Forbidden
+    elif name == "ESTALE":
+        kind = Conflict
     number = getattr(errno, name, 0)
     text = errno.errorcode.get(number, name)
     return kind(f"{path}: {text}", field="path", details={"errno": name})

@@ -148,3 +148,20 @@ def test_signals_by_name_or_number(name: str, number: int) -> None:
 def test_an_unknown_signal_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         signal_number("NOPE")
+
+
+@given(st.lists(st.tuples(st.text("abc", min_size=1), st.integers(0, 99))), st.integers(0, 200))
+def test_entries_are_whole_however_they_are_cut(entries: list[tuple[str, int]], cut: int) -> None:
+    data = b"".join(
+        wire.field(Tag.NAME, n) + wire.field(Tag.SIZE, s) + wire.field(Tag.CONTENT, b"")
+        for n, s in entries
+    )
+    end = wire.entries_end(data[:cut])
+    assert end <= cut and wire.entries_end(data) == len(data)
+    found = [*wire.split_entries(data[:end]), *wire.split_entries(data[end:])]
+    assert [(f.text(Tag.NAME), f.number(Tag.SIZE)) for f in found] == entries
+
+
+def test_a_field_that_no_agent_sends_is_refused() -> None:
+    with pytest.raises(wire.ProtocolError):
+        wire.entries_end(b"\x46\xff\xff\xff\xff")

@@ -10,7 +10,8 @@ import pytest
 from services.edge import finished, probe
 from services.edge.calls import Call
 from services.edge.drivers import registry
-from services.edge.drivers.base import Driver, Files, Pausable
+from services.edge.drivers.base import Driver, Pausable
+from services.edge.drivers.files import Files
 from services.edge.drivers.registry import DriverConfig
 from services.edge.finished import Finished
 from services.edge.layers.locate import FolderLocator
