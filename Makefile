@@ -8,10 +8,11 @@ PYTEST := $(PYTHON) -m pytest
 TEST_WORKERS ?= 0
 PYTEST_ARGS ?=
 BENCH ?= create
+SECONDS ?= 60
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo local test test-unit test-integration test-e2e test-inspect lint schemas guest lock wheel up down bench clean
+.PHONY: help setup demo local test test-unit test-integration test-e2e test-inspect lint schemas guest fuzz lock wheel up down bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +51,10 @@ schemas: setup ## export JSON Schema, AsyncAPI and the SDK's wire types from sch
 
 guest: setup ## build what runs inside sandboxes
 	@$(MAKE) --no-print-directory -C guest
+
+fuzz: setup ## search for faults of the agent's protocol (needs clang): make fuzz SECONDS=600
+	@$(PYTHON) -m tests.fuzz.seeds guest/build/corpus
+	@$(MAKE) --no-print-directory -C guest fuzz SECONDS=$(SECONDS)
 
 lock: ## make requirements*.lock from pyproject.toml and requirements-*.in again
 	@scripts/lock.sh

@@ -1,8 +1,21 @@
-"""What every test of this tree can rely on."""
+"""What every test of this tree can rely on.
+
+Property tests try the same examples every time, so that a run can be repeated; with
+``DSEC_FUZZ=1`` (or ``--hypothesis-profile=search``) they really search.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+
+from hypothesis import settings
+
+SEARCH_EXAMPLES = 5000
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.register_profile("search", max_examples=SEARCH_EXAMPLES, deadline=None)
+settings.load_profile("search" if os.environ.get("DSEC_FUZZ") == "1" else "repeatable")
 
 
 def pytest_configure() -> None:

@@ -114,8 +114,8 @@ class Recorder:
         for chunk in self.stdin:
             yield chunk
 
-    async def resumes(self, *, taken: int, terminal: bool) -> None:
-        pass
+    async def resumes(self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)) -> None:
+        self.base = base
 
     async def control(self) -> AsyncIterator[str]:
         while True:

@@ -1,33 +1,33 @@
 """An asynchronous client of one agent: the connection and its operations.
 
-Owns: the handshake, multiplexing, credit, re-attaching. Does not own: what runs
-(:mod:`services.edge.agent.commands`), the agent's life (the driver's). The agent is
-inside a sandbox: what it sends is bounded by credit and checked by the decoder.
+Owns: multiplexing, credit, re-attaching. Does not own: how a connection begins
+(:mod:`services.edge.agent.handshake`), what runs (:mod:`services.edge.agent.commands`),
+the agent's life (the driver's). The agent is inside a sandbox and may be hostile: what it
+sends is bounded by credit, what waits for it by flow control, and a frame that breaks the
+rules ends the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from services.edge.agent import wire
-from services.edge.agent.handshake import CgroupFds, connect_path, error_of, greet, set_up
+from services.edge.agent import handshake, wire
+from services.edge.agent.arriving import NOTES, Arriving, OnNote
+from services.edge.agent.handshake import CgroupFds
 from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
-from shared.errors import Unavailable
+from shared.errors import DsecError, Unavailable
 
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
 START_ATTEMPTS = 4
-HELD_BYTES_MAX = 2 * wire.WINDOW_BYTES  # of one operation: the credit of both streams
-EVENTS_MAX = 4096  # of one operation, however small
+ANSWER_S = 10.0  # the agent's answer to a request that is one frame
+OP_ID_MAX = 0xFFFFFFF0
 
-NOTES = frozenset({Msg.OK, Msg.EOF})  # of a connection: it is made; its output has ended
-OnNote = Callable[[int], Awaitable[None]]
 OnOutput = Callable[[int, bytes], Awaitable[None]]
 Control = AsyncIterator[tuple[int, bytes]]  # frames for a running operation: type, payload
 
@@ -35,48 +35,15 @@ Control = AsyncIterator[tuple[int, bytes]]  # frames for a running operation: ty
 @dataclass(frozen=True, slots=True)
 class Listed:
     """An operation the agent knows; ``taken``: the bytes of input it was given;
-    ``terminal``: whether it is on one."""
+    ``terminal``: whether it is on one; ``base``: the bytes of stdout and stderr before
+    those it retains."""
 
     id: int
     key: str
     done: bool
     taken: int = 0
     terminal: bool = False
-
-
-class _Operation:
-    """What has arrived for one operation: output until its end, then the end."""
-
-    def __init__(self, op_id: int) -> None:
-        self.id = op_id
-        self.events: deque[tuple[int, Any]] = deque()
-        self.ready = asyncio.Event()
-        self.held_bytes = 0
-        self.stdin_credit = wire.WINDOW_BYTES
-        self.credit_changed = asyncio.Event()
-        self.on_note: OnNote | None = None
-
-    def put(self, type_: int, value: Any) -> None:
-        if len(self.events) > EVENTS_MAX and type_ != Msg.ERROR:
-            raise ProtocolError("more frames than an operation has")
-        self.events.append((type_, value))
-        self.ready.set()
-
-    def put_data(self, payload: bytes) -> None:
-        """Raises :class:`ProtocolError` when the agent sends more than its credit."""
-        self.held_bytes += len(payload) - 1
-        if self.held_bytes > HELD_BYTES_MAX:
-            raise ProtocolError("more output than credit")
-        self.put(Msg.DATA, payload)
-
-    async def next(self) -> tuple[int, Any]:
-        while not self.events:
-            self.ready.clear()
-            await self.ready.wait()
-        type_, value = self.events.popleft()
-        if type_ == Msg.DATA:
-            self.held_bytes -= len(value) - 1
-        return type_, value
+    base: tuple[int, int] = (0, 0)
 
 
 class AgentClient(asyncio.Protocol):
@@ -84,11 +51,13 @@ class AgentClient(asyncio.Protocol):
 
     def __init__(self, hello: Fields, decoder: wire.FrameDecoder) -> None:
         self.generation = hello.text(Tag.GENERATION)
-        self._next_id = max(1, hello.number(Tag.NEXT_ID, 1))
+        self._next_id = _usable_id(hello.number(Tag.NEXT_ID, 1))
         self._decoder = decoder
-        self._ops: dict[int, _Operation] = {}
+        self._ops: dict[int, Arriving] = {}
         self._transport: asyncio.Transport | None = None
         self._on_lost: Callable[[], None] | None = None
+        self._room = asyncio.Event()  # to write: an agent that does not read makes us wait
+        self._room.set()
         self.lost = False
         self.leaving = False  # what runs goes on when its follower is cancelled
 
@@ -121,12 +90,12 @@ class AgentClient(asyncio.Protocol):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            await connect_path(sock, path)
+            await handshake.connect(sock, path)
             decoder = wire.FrameDecoder(wire.FROM_AGENT_BYTES_MAX)
-            hello = await greet(sock, decoder, generation)
+            hello = await handshake.greet(sock, decoder, generation)
             client = cls(hello, decoder)
             if cgroups is not None:
-                await set_up(sock, decoder, cgroups)
+                await handshake.set_up(sock, decoder, cgroups, path)
             await loop.create_unix_connection(lambda: client, sock=sock)
             return client
         except BaseException:
@@ -160,8 +129,15 @@ class AgentClient(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.abort()
 
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        self._room.set()
         error = Unavailable("the connection to the sandbox's agent ended")
         for op in self._ops.values():
             op.put(Msg.ERROR, error)
@@ -176,12 +152,18 @@ class AgentClient(asyncio.Protocol):
         if got.type == Msg.DATA and got.payload:
             op.put_data(got.payload)
         elif got.type == Msg.CREDIT and len(got.payload) == 5:
-            op.stdin_credit += int.from_bytes(got.payload[1:], "little")
-            op.credit_changed.set()
+            op.add_credit(got.payload)
         elif got.type == Msg.ERROR:
-            op.put(Msg.ERROR, error_of(Fields(got.payload)))
-        elif got.type in (Msg.RESULT, Msg.OK, Msg.LISTING, Msg.EOF):
-            op.put(got.type, got.payload)
+            op.put_end(Msg.ERROR, handshake.error_of(Fields(got.payload)))
+        elif got.type == Msg.LISTING:
+            records = wire.split_records(got.payload, Tag.OP_ID)
+            op.put_end(Msg.LISTING, [_listed(r) for r in records])
+        elif got.type == Msg.RESULT:
+            op.put_end(Msg.RESULT, Fields(got.payload))
+        elif got.type in NOTES:
+            op.put_note(got.type)
+        else:
+            raise ProtocolError(f"a frame of type {got.type}")
 
     # ---- operations ----
 
@@ -190,16 +172,27 @@ class AgentClient(asyncio.Protocol):
             raise Unavailable("the connection to the sandbox's agent ended")
         self._transport.write(wire.frame(type_, op_id, payload))
 
-    def _open(self) -> _Operation:
-        op = _Operation(self._next_id)
-        self._next_id = self._next_id + 1 if self._next_id < 0xFFFFFFF0 else 1
+    async def _send_in_turn(self, type_: int, op_id: int, payload: bytes = b"") -> None:
+        """As :meth:`_send`, once there is room."""
+        if not self._room.is_set():
+            await self._room.wait()
+        self._send(type_, op_id, payload)
+
+    def _broken(self, what: str) -> DsecError:
+        """Ends the connection of an agent that breaks the protocol."""
+        if self._transport is not None:
+            self._transport.abort()
+        return Unavailable(f"the sandbox's agent broke the protocol: {what}")
+
+    def _open(self) -> Arriving:
+        op = Arriving(self._next_id)
+        self._next_id = _usable_id(self._next_id + 1)
         self._ops[op.id] = op
         return op
 
     async def list(self) -> list[Listed]:
         """Operations that run or wait to be acknowledged."""
-        answer = await self._ask(Msg.LIST)
-        return [_listed(r) for r in wire.split_records(answer, Tag.OP_ID)]
+        return cast("list[Listed]", await self._ask(Msg.LIST))
 
     async def pause(self) -> None:
         """Stops the commands' clock: no time limit runs out until :meth:`resume`."""
@@ -209,15 +202,21 @@ class AgentClient(asyncio.Protocol):
         """Lets the commands' clock go on."""
         await self._ask(Msg.RESUME)
 
-    async def _ask(self, type_: int) -> bytes:
+    async def _ask(self, type_: int) -> Any:
         """The answer to a request that is one frame."""
         op = self._open()
+        op.on_note = _unheard  # OK is an answer here
         try:
-            self._send(type_, op.id)
-            answer, value = await op.next()
+            async with asyncio.timeout(ANSWER_S):
+                await self._send_in_turn(type_, op.id)
+                answer, value = await op.next()
             if answer == Msg.ERROR:
                 raise value
-            return bytes(value)
+            if answer != (Msg.LISTING if type_ == Msg.LIST else Msg.OK):
+                raise self._broken(f"no answer to {Msg(type_).name}")
+            return value
+        except TimeoutError:
+            raise Unavailable("the sandbox's agent does not answer") from None
         finally:
             self._ops.pop(op.id, None)
 
@@ -231,7 +230,11 @@ class AgentClient(asyncio.Protocol):
         NOTES go to ``on_note``, in order."""
         op = self._open()
         op.on_note = on_note
-        self._send(type_, op.id, payload)
+        try:
+            await self._send_in_turn(type_, op.id, payload)
+        except BaseException:
+            self._ops.pop(op.id, None)
+            raise
         return await self._follow(op, on_output, stdin, control)
 
     async def attach(
@@ -240,13 +243,13 @@ class AgentClient(asyncio.Protocol):
     ) -> Fields:  # fmt: skip
         """Follows an operation started by an earlier connection: its retained output
         from the beginning, then its result. ``stdin`` goes on after what it has taken."""
-        op = self._ops[op_id] = _Operation(op_id)
+        op = self._ops[op_id] = Arriving(op_id)
         op.stdin_credit = 0  # the agent answers with all there is
-        self._send(Msg.ATTACH, op_id)
+        await self._send_in_turn(Msg.ATTACH, op_id)
         return await self._follow(op, on_output, stdin, control)
 
     async def _follow(
-        self, op: _Operation, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
+        self, op: Arriving, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
         control: Control | None,
     ) -> Fields:  # fmt: skip
         pumps = []
@@ -267,15 +270,15 @@ class AgentClient(asyncio.Protocol):
                 self._send(Msg.ACK, op.id)
 
     async def _events(
-        self, op: _Operation, on_output: OnOutput, pumps: Sequence[asyncio.Future[None]]
+        self, op: Arriving, on_output: OnOutput, pumps: Sequence[asyncio.Future[None]]
     ) -> Fields:
         while True:
             type_, value = await op.next()
             if type_ == Msg.DATA:
-                await on_output(value[0], value[1:])
+                await on_output(value[0], bytes(value[1:]))
                 credit = value[:1] + (len(value) - 1).to_bytes(4, "little")
                 if not self.lost:
-                    self._send(Msg.CREDIT, op.id, credit)
+                    await self._send_in_turn(Msg.CREDIT, op.id, credit)
             elif type_ == Msg.ERROR:
                 op.events.clear()
                 op.put(type_, value)  # it is over: there is nothing to kill and wait for
@@ -283,12 +286,14 @@ class AgentClient(asyncio.Protocol):
                 if failed:
                     failed[0].result()
                 raise value
+            elif type_ == Msg.RESULT:
+                return cast(Fields, value)
             elif op.on_note is not None and type_ in NOTES:
                 await op.on_note(type_)
             else:
-                return Fields(value)
+                raise self._broken("no result of an operation")
 
-    async def _kill(self, op: _Operation) -> None:
+    async def _kill(self, op: Arriving) -> None:
         """Ends what still runs and waits for the agent's word that it is gone."""
         if self.lost or self.leaving or any(t != Msg.DATA and t not in NOTES for t, _ in op.events):
             return
@@ -300,11 +305,11 @@ class AgentClient(asyncio.Protocol):
                     if type_ != Msg.DATA:
                         return
                     credit = value[:1] + (len(value) - 1).to_bytes(4, "little")
-                    self._send(Msg.CREDIT, op.id, credit)
+                    await self._send_in_turn(Msg.CREDIT, op.id, credit)
         except (TimeoutError, Unavailable):
             return
 
-    async def _pump_stdin(self, op: _Operation, chunks: AsyncIterator[bytes]) -> None:
+    async def _pump_stdin(self, op: Arriving, chunks: AsyncIterator[bytes]) -> None:
         try:
             async for chunk in chunks:
                 for at in range(0, len(chunk), wire.CHUNK_BYTES):
@@ -315,13 +320,13 @@ class AgentClient(asyncio.Protocol):
                         if self.lost:
                             return
                     op.stdin_credit -= len(piece)
-                    self._send(Msg.DATA, op.id, bytes([wire.STDIN]) + piece)
+                    await self._send_in_turn(Msg.DATA, op.id, bytes([wire.STDIN]) + piece)
         except Exception:
             self._send(Msg.KILL, op.id)  # an input that broke off is not an end of input
             raise
         self._send(Msg.EOF, op.id)
 
-    async def _pump_control(self, op: _Operation, frames: Control) -> None:
+    async def _pump_control(self, op: Arriving, frames: Control) -> None:
         async for type_, payload in frames:
             self._send(type_, op.id, payload)
 
@@ -338,8 +343,20 @@ async def started(attempt: Callable[[], Awaitable[Fields]]) -> Fields:
     return await attempt()
 
 
+async def _unheard(_type: int) -> None:
+    return None
+
+
+def _usable_id(number: int) -> int:
+    return number if 0 < number <= OP_ID_MAX else 1
+
+
 def _listed(record: Fields) -> Listed:
+    number = record.number(Tag.OP_ID)
+    if not 0 < number < 1 << 32:
+        raise ProtocolError("an operation has an id of 32 bits")
     return Listed(
-        record.number(Tag.OP_ID), record.text(Tag.KEY), record.text(Tag.STATE) == "done",
+        number, record.text(Tag.KEY), record.text(Tag.STATE) == "done",
         record.number(Tag.TAKEN), bool(record.number(Tag.ROWS)),
+        (record.number(Tag.BASE_OUT), record.number(Tag.BASE_ERR)),
     )  # fmt: skip

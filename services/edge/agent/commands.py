@@ -120,7 +120,7 @@ def signal_name(number: int) -> str:
 
 def signal_number(name: str) -> int:
     """9 for ``KILL``, ``SIGKILL`` or ``9``; raises ``InvalidRequest``."""
-    if name.isdigit() and int(name) < 65:
+    if name.isascii() and name.isdigit() and len(name) < 3 and int(name) < 65:
         return int(name)
     try:
         return signal.Signals["SIG" + name.removeprefix("SIG")]
@@ -165,9 +165,10 @@ async def resume_command(
     async def on_output(stream: int, data: bytes) -> None:
         await io.output(STREAMS[stream], data)
 
-    await io.resumes(taken=known[0].taken, terminal=known[0].terminal)
+    found = known[0]
+    await io.resumes(taken=found.taken, terminal=found.terminal, base=found.base)
     result = await agent.attach(
-        known[0].id, on_output,
+        found.id, on_output,
         stdin=io.input() if stdin else None, control=_frames(io.control()),
     )  # fmt: skip
     return outcome_of(result)
