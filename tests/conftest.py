@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 SEARCH_EXAMPLES = 5000
@@ -22,3 +24,13 @@ def pytest_configure() -> None:
     # a shell that runs us in the background ignores SIGINT, and so would our children
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, what shares a system or a machine-wide fixture runs on one."""
+    here = Path(__file__).parent
+    for item in items:
+        parts = item.path.relative_to(here).parts
+        if parts[0] not in ("unit", "architecture"):
+            name = parts[1] if parts[0] == "integration" else parts[0]
+            item.add_marker(pytest.mark.xdist_group(name))
