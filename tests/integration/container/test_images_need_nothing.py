@@ -73,7 +73,8 @@ async def test_files_work_in_any_image(box: Box, image: str) -> None:
     assert (await driver.stat(handle, "/data/deep/file", user="root")).mode == 0o640
     await driver.mkdir(handle, "/data/more", user="root", mode=0o755, parents=True)
     await driver.move(handle, "/data/deep/file", "/data/more/file", user="root")
-    names = [i.path for i in await driver.list(handle, "/data", user="root")]
+    listing = driver.list(handle, "/data", user="root")
+    names = [info.path async for batch in listing for info in batch]
     assert names == ["/data/deep", "/data/more"]
     await driver.remove(handle, "/data", user="root", recursive=True)
     assert "/data" not in [i.path for i in await driver.list(handle, "/", user="root")]
