@@ -129,12 +129,14 @@ void cg_sweep_leaves(void);
 uint64_t cg_oom_kills(void);
 
 /* ---- launch.c: the launcher and nests; spares.c: what is kept ready ---- */
+#define FILE_NAME "file operation"  /* a process that has begun one */
 enum kind { K_EXEC = 1, K_FILE, K_SHELL };
 enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_FDS };
 #define NEST_BIT 0x80000000u
 struct launch { uint32_t kind; int fds[L_FDS]; const uint8_t *spec; size_t spec_len; };
 struct place { uint32_t slot; pid_t pid; int leaf, nest, sock; char leaf_name[32]; };
 struct reply { uint32_t number; int32_t pid; };
+struct end { pid_t pid; int status; bool begun; }; /* of a process; begun: what it was for */
 extern int launcher_fd;
 extern pid_t launcher_pid;
 int launcher_start(void);
@@ -144,12 +146,13 @@ int launch(struct launch *l, struct place *where); /* closes the descriptors of 
 void place_leave(struct place *at);
 void place_spoil(const struct place *at);
 bool place_unread(const struct place *at);
+bool place_claimed(const struct place *at);
 void launcher_news(void);
 void nests_clear(void);
 int nest_fd(int i);
 bool spare_reaped(pid_t pid);
 bool spare_is(pid_t pid);
-void launch_reaped(pid_t pid, int status);
+void launch_reaped(const struct end *end);
 uint64_t spares_refill(uint64_t now, bool at_once);
 int root_fd(void);
 int root_enter(int fd);
@@ -227,7 +230,7 @@ void op_free(struct op *op);
 void op_start(uint32_t id, const uint8_t *p, size_t n, bool file);
 int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdin);
 void op_launched(uint32_t slot, int32_t pid);
-void op_reaped(pid_t pid, int status);
+void op_reaped(const struct end *end);
 void op_exited(struct op *op, int status);
 void op_kill(struct op *op);
 void op_tick(struct op *op, uint64_t now);
@@ -292,7 +295,7 @@ struct session {
 extern struct session sessions[SESSIONS_MAX];
 int session_exec(struct op *op, const uint8_t *p, size_t n);
 bool session_launched(uint32_t slot, int32_t pid);
-void session_reaped(pid_t pid, int status);
+void session_reaped(const struct end *end);
 void session_state(struct session *s);
 void session_op_over(struct op *op);
 bool session_tree_gone(const struct op *op);

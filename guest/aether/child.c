@@ -275,5 +275,6 @@ void child_main(const struct launch *given)
         run(&l, &spec, &u, name);
     if ((err = user_become(&u)))
         child_fail(status, "internal", "user", err, "cannot become user %s", name);
+    prctl(PR_SET_NAME, FILE_NAME);
     file_main(&l, &spec);
 }

@@ -14,6 +14,8 @@
 #define LOST_CHECKS 10
 #define LOST_CHECK_US 200
 
+enum fate { LOST, UNREAD, CLAIMED };
+
 static uint64_t finished;
 bool finished_now; /* an operation ended in this turn: a moment to make spares */
 
@@ -41,19 +43,29 @@ void op_launched(uint32_t slot, int32_t pid)
     }
 }
 
-void op_reaped(pid_t pid, int status)
+static bool by_memory(const struct op *op)
 {
-    for (int i = 0; i < ops_top; i++)
-        if (ops[i].used && !ops[i].session && ops[i].at.pid == pid && !ops[i].reaped) {
-            if (!ops[i].killing && place_unread(&ops[i].at)) {
-                put_error(&ops[i].report, "unavailable", NULL, ECHILD,
-                          "the process was killed before it took the command");
-                ops[i].failed = true;
-            }
-            op_exited(&ops[i], status);
-            return;
+    bool killed = (WIFSIGNALED(op->status) && WTERMSIG(op->status) == SIGKILL) ||
+                  (WIFEXITED(op->status) && WEXITSTATUS(op->status) == 137);
+    return killed && !op->timed_out && !op->cancelled && cg_oom_kills() > op->oom_before;
+}
+
+/* A command that a signal kept from beginning may be tried again: nothing of it ran. */
+void op_reaped(const struct end *end)
+{
+    for (int i = 0; i < ops_top; i++) {
+        struct op *op = &ops[i];
+        if (!op->used || op->session || op->at.pid != end->pid || op->reaped)
+            continue;
+        op_exited(op, end->status);
+        if (!op->killing && (place_unread(&op->at) || (!end->begun && !by_memory(op)))) {
+            put_error(&op->report, "unavailable", NULL, ECHILD,
+                      "the process was killed before the command began");
+            op->failed = true;
         }
-    session_reaped(pid, status);
+        return;
+    }
+    session_reaped(end);
 }
 
 void op_exited(struct op *op, int status)
@@ -102,28 +114,41 @@ static bool lost_with(const struct place *at, int leaf)
     return !at->pid && (leaf < 0 ? !at->nest : at->leaf == leaf);
 }
 
+/* Whether the child of a process that died was cloned all the same and took its command. */
+static enum fate fate_of(const struct place *at)
+{
+    for (int k = 0; k < 2 * LOST_CHECKS; k++) { /* what died in a queue closes a little later */
+        if (place_unread(at))
+            return UNREAD;
+        if (k < LOST_CHECKS && place_claimed(at))
+            return CLAIMED;
+        if (k == LOST_CHECKS)
+            cg_leaf_kill(at->leaf, 0);
+        usleep(LOST_CHECK_US);
+    }
+    return LOST;
+}
+
 /* The process that was to make a command died (-1: the launcher): commands whose child
- * it had not told of have failed. They may have been cloned all the same. */
+ * it had not told of, and who do not say so themselves, have failed. */
 void op_lost(int leaf)
 {
     for (int i = 0; i < ops_top; i++) {
         struct op *op = &ops[i];
         if (!op->used || !op->sent || op->reaped || op->session || !lost_with(&op->at, leaf))
             continue;
-        cg_leaf_kill(op->at.leaf, 0);
-        bool unread = place_unread(&op->at);
-        for (int k = 0; k < LOST_CHECKS && !unread; k++) { /* its queue dies a little later */
-            usleep(LOST_CHECK_US);
-            unread = place_unread(&op->at);
-        }
-        put_error(&op->report, "unavailable", NULL, unread ? ECHILD : 0,
+        enum fate fate = fate_of(&op->at);
+        if (fate == CLAIMED)
+            continue;
+        put_error(&op->report, "unavailable", NULL, fate == UNREAD ? ECHILD : 0,
                   "the launcher died under the command");
         op->failed = true;
         op_exited(op, 0);
     }
     for (int i = 0; i < SESSIONS_MAX; i++) {
         struct session *s = &sessions[i];
-        if (s->used && s->started && !s->dead && lost_with(&s->at, leaf))
+        if (s->used && s->started && !s->dead && lost_with(&s->at, leaf) &&
+            fate_of(&s->at) != CLAIMED)
             session_end(s);
     }
 }
@@ -185,13 +210,6 @@ void op_read_report(struct op *op)
 bool op_report_matters(const struct op *op)
 {
     return op->file || op->waiting_count;
-}
-
-static bool by_memory(const struct op *op)
-{
-    bool killed = (WIFSIGNALED(op->status) && WTERMSIG(op->status) == SIGKILL) ||
-                  (WIFEXITED(op->status) && WEXITSTATUS(op->status) == 137);
-    return killed && !op->timed_out && !op->cancelled && cg_oom_kills() > op->oom_before;
 }
 
 static void result_of_command(struct op *op)

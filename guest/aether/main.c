@@ -17,6 +17,7 @@
 
 #define FIXED (4 + NESTS)
 #define POLL_MAX (FIXED + OPS_MAX * 4 + SESSIONS_MAX)
+#define FORKED_ONLY 0x40 /* PF_FORKNOEXEC, in a process's flags until its execve */
 
 static struct pollfd polled[POLL_MAX];
 static struct { struct op *op; struct session *session; int what; } who[POLL_MAX];
@@ -45,23 +46,60 @@ static int children_fd(void)
     return signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
+/* Whether a process had begun what it was cloned for: another program, or work on files.
+ * What it is told by is there until it is reaped. Where it cannot be told: it had. */
+static bool has_begun(pid_t pid)
+{
+    char path[32], text[512], *at;
+    unsigned flags = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t k = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    text[k > 0 ? k : 0] = 0;
+    if (!(at = strrchr(text, ')')) || strstr(text, "(" FILE_NAME ")"))
+        return true;
+    sscanf(at + 1, " %*c %*d %*d %*d %*d %*d %u", &flags);
+    return !(flags & FORKED_ONLY);
+}
+
+/* Takes the stop of a process; nothing of ours is stopped from inside. */
+static void let_go_on(pid_t pid)
+{
+    siginfo_t si;
+    waitid(P_PID, pid, &si, WSTOPPED | WNOHANG);
+    if (pid == launcher_pid || spare_is(pid) || op_is_unbegun(pid))
+        kill(pid, SIGCONT);
+}
+
+static bool next_end(struct end *end)
+{
+    for (;;) {
+        siginfo_t si = {0};
+        if (waitid(P_ALL, 0, &si, WEXITED | WSTOPPED | WNOHANG | WNOWAIT) || si.si_pid <= 0)
+            return false;
+        end->pid = si.si_pid;
+        if (si.si_code == CLD_STOPPED) {
+            let_go_on(si.si_pid);
+            continue;
+        }
+        end->begun = si.si_code == CLD_EXITED || has_begun(si.si_pid);
+        return waitpid(si.si_pid, &end->status, 0) == si.si_pid;
+    }
+}
+
 static void reap(int fd)
 {
     struct signalfd_siginfo si[8];
     bool any = false;
-    int status;
-    pid_t pid;
+    struct end end;
     while (read(fd, si, sizeof si) > 0) {}
     launcher_news(); /* so that a dead child is known by its pid where possible */
-    while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0) {
-        if (WIFSTOPPED(status)) {
-            if (pid == launcher_pid || spare_is(pid) || op_is_unbegun(pid))
-                kill(pid, SIGCONT); /* nothing of ours is stopped from inside */
-            continue;
-        }
+    while (next_end(&end)) {
         any = true;
-        if (pid != launcher_pid && !spare_reaped(pid))
-            launch_reaped(pid, status);
+        if (end.pid != launcher_pid && !spare_reaped(end.pid))
+            launch_reaped(&end);
     }
     if (any)
         cg_sweep_leaves();

@@ -230,7 +230,7 @@ static void shell_lost(struct session *s, int status)
     char byte;
     bool began = s->in_text ||
                  (s->state_fd >= 0 && recv(s->state_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0);
-    if (op->session_fresh && !op->killing && !began && status == SIGKILL)
+    if (!op->killing && !began && WIFSIGNALED(status))
         put_error(&op->report, "unavailable", NULL, ECHILD,
                   "the session's shell was killed before it took the command");
     op_exited(op, status);
@@ -265,11 +265,11 @@ bool session_launched(uint32_t slot, int32_t pid)
     return false;
 }
 
-void session_reaped(pid_t pid, int status)
+void session_reaped(const struct end *end)
 {
     for (int i = 0; i < SESSIONS_MAX; i++) {
         struct session *s = &sessions[i];
-        if (!s->used || s->at.pid != pid)
+        if (!s->used || s->at.pid != end->pid)
             continue;
         session_state(s); /* a code or a failure that came before the end */
         s->dead = true;
@@ -278,10 +278,10 @@ void session_reaped(pid_t pid, int status)
             shell_drop(s);
             s->used = false;
         } else {
-            cg_leaf_kill(s->at.leaf, pid);
+            cg_leaf_kill(s->at.leaf, end->pid);
             op->session_ended = true;
             if (!op->reaped)
-                shell_lost(s, status);
+                shell_lost(s, end->status);
         }
         return;
     }

@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define EARLY_MAX 256
+#define ENDS_MAX 256
 
 /* A process asked for: `slot` names it until its pid is known. */
 struct child { bool used; int sock; struct place at; };
@@ -24,9 +24,8 @@ static int wanted = NESTS_FEW; /* nests, */
 static uint64_t needed_at;     /* all of them, last */
 static uint32_t serial;
 static uint64_t last_launch;
-static int pending; /* clones asked for without an answer yet */
-static struct { pid_t pid; int status; } early[EARLY_MAX]; /* dead before their answer */
-static int early_count;
+static struct end ends[ENDS_MAX]; /* the last ones: some are of processes not told of yet */
+static uint32_t ends_count;
 
 int nest_fd(int i)
 {
@@ -50,7 +49,6 @@ static int ask(int via, struct child *c, uint32_t kind, int leaf)
         close(c->sock);
         return -1;
     }
-    pending++;
     c->used = true;
     return 0;
 }
@@ -189,11 +187,14 @@ void place_spoil(const struct place *at)
 }
 
 /* Whether the process died before it took its command: what it had not read resets
- * the connection. */
+ * the connection, and one that had says so at once. */
 bool place_unread(const struct place *at)
 {
     char byte;
-    return at->sock > 0 && recv(at->sock, &byte, 1, MSG_DONTWAIT) < 0 && errno == ECONNRESET;
+    if (at->sock <= 0)
+        return false;
+    ssize_t k = recv(at->sock, &byte, 1, MSG_DONTWAIT | MSG_PEEK);
+    return !k || (k < 0 && errno == ECONNRESET);
 }
 
 /* The last nest goes when so many were not needed for a while; when to look again. */
@@ -259,16 +260,19 @@ bool spare_reaped(pid_t pid)
     return true;
 }
 
-/* A child's end; one whose pid is not known yet is remembered for its answer. */
-void launch_reaped(pid_t pid, int status)
+/* A child's end; it is remembered, for it may be known by its pid only later. */
+void launch_reaped(const struct end *end)
 {
-    if (pending) {
-        if (early_count == EARLY_MAX)
-            memmove(early, early + 1, sizeof early[0] * (size_t)--early_count);
-        early[early_count].pid = pid;
-        early[early_count++].status = status;
-    }
-    op_reaped(pid, status);
+    ends[ends_count++ % ENDS_MAX] = *end;
+    op_reaped(end);
+}
+
+static const struct end *end_of(pid_t pid)
+{
+    for (uint32_t i = 1; i <= ENDS_MAX && i <= ends_count; i++)
+        if (ends[(ends_count - i) % ENDS_MAX].pid == pid)
+            return &ends[(ends_count - i) % ENDS_MAX];
+    return NULL;
 }
 
 static struct child *waiting(uint32_t slot, struct nest **of)
@@ -295,15 +299,23 @@ static void answered(const struct reply *r)
         if (!n->busy)
             nest_retire(n);
     }
-    if (!c && !(r->number & NEST_BIT))
-        op_launched(r->number, r->pid);
-    for (int i = early_count; dead && !c && i-- > 0;)
-        if (early[i].pid == r->pid) {
-            op_reaped(r->pid, early[i].status);
-            break;
-        }
-    if (--pending <= 0)
-        pending = early_count = 0;
+    if (c || r->number & NEST_BIT)
+        return;
+    const struct end *end = dead ? end_of(r->pid) : NULL;
+    op_launched(r->number, dead && !end ? -ESRCH : r->pid);
+    if (end)
+        op_reaped(end);
+}
+
+/* Whether a process says that it took the command, where nobody else can tell its pid. */
+bool place_claimed(const struct place *at)
+{
+    struct reply r = {at->slot, 0};
+    if (at->sock <= 0 ||
+        recv(at->sock, &r.pid, sizeof r.pid, MSG_DONTWAIT | MSG_PEEK) != sizeof r.pid)
+        return false;
+    answered(&r);
+    return true;
 }
 
 /* Takes what has been answered; false when the other side is gone. */
@@ -333,7 +345,6 @@ void launcher_news(void)
         return;
     close(launcher_fd);
     launcher_fd = -1;
-    pending = early_count = 0;
     nests_clear();
     op_lost(-1);
     launcher_start();

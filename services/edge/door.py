@@ -181,7 +181,7 @@ class Door:
         op.takes_input = getattr(request, "stdin", False)
         op.runs_by(sandbox.clock)
         op.stays = verb.resume is not None and offered(sandbox.driver, Resumable) is not None
-        op.repeats = not verb.once(request)
+        op.repeats = verb.repeats and not verb.once(request)
         headers = msg.headers or {}
         if have := headers.get(HEADER_HAVE):
             op.source = headers.get(HEADER_SOURCE)

@@ -58,6 +58,7 @@ class Publisher:
         self._link = link
         self._journal = journal
         self._waiting: deque[tuple[int, bytes]] = deque(records.load_outbox(journal.db, lane.kind))
+        self._earlier = len(self._waiting)
         self._wake = asyncio.Event()
         self._publishing = asyncio.Lock()
         self.dropped = 0
@@ -103,7 +104,9 @@ class Publisher:
             await self._publish_batch()
 
     async def _publish_batch(self) -> None:
-        batch = [self._waiting[i] for i in range(min(MAX_BATCH, len(self._waiting)))]
+        # what an earlier process left may be stored already, under the id of these rows alone
+        size = min(MAX_BATCH, self._earlier or len(self._waiting))
+        batch = [self._waiting[i] for i in range(size)]
         if not batch:
             return
         data = self._lane.render([data for _, data in batch])
@@ -113,6 +116,7 @@ class Publisher:
         await self._link.bus.store([Outgoing(subject, data, msg_id=msg_id)])
         for _ in batch:
             self._waiting.popleft()
+        self._earlier = max(0, self._earlier - len(batch))
         self._journal.post(*records.outbox_sent([row for row, _ in batch]))
         self._journal.flush()
 

@@ -49,8 +49,9 @@ class Verb:
     """A verb: its request, its reply, what it does, whether a repetition of it would
     do harm (``once``: then its intent and result are journalled), what is wrong with a
     request (``check`` raises), whether it needs a running sandbox (``wakes``), how to go on
-    with what an earlier edge process began (``resume``; ``None``: nobody knows it), the
-    class of its ``operation``."""
+    with what an earlier edge process began (``resume``; ``None``: nobody knows it), whether
+    its client may begin again where it was not journalled (``repeats``), the class of its
+    ``operation``."""
 
     request: type[Any]
     reply: type[Any]
@@ -59,6 +60,7 @@ class Verb:
     check: Callable[[Any], None] = lambda request: None
     wakes: bool = True
     resume: Callable[[Sandbox, Any, Operation], Awaitable[Reply | None]] | None = None
+    repeats: bool = True
     operation: type[Operation] = Operation
 
 
@@ -178,7 +180,7 @@ def _always(request: Any) -> bool:
 VERBS: dict[str, Verb] = {
     "exec": Verb(ExecRequest, ExecReply, run_exec, _always, check_exec, resume=resume_exec),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
-    "connect": Verb(ConnectRequest, ConnectReply, run_connect, operation=Connection),
+    "connect": Verb(ConnectRequest, ConnectReply, run_connect, repeats=False, operation=Connection),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read),
     "file_write": Verb(
         FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append),

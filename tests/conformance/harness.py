@@ -113,8 +113,8 @@ class Recorder:
         self.started.set()
 
     async def input(self) -> AsyncIterator[bytes]:
-        for chunk in self.stdin:
-            yield chunk
+        while self.stdin:
+            yield self.stdin.pop(0)
 
     async def resumes(self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)) -> None:
         self.base = base

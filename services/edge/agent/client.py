@@ -360,14 +360,16 @@ class AgentClient(asyncio.BufferedProtocol):
         self._send(Msg.EOF, op.id)
 
 
-async def started(attempt: Callable[[], Awaitable[Fields]]) -> Fields:
-    """The result of ``attempt``, made again where its process was killed from inside the
-    sandbox before it took the command: nothing of it had run."""
+async def started(
+    attempt: Callable[[], Awaitable[Fields]], possible: Callable[[], bool] = lambda: True
+) -> Fields:
+    """The result of ``attempt``, made again while that is ``possible`` where its process
+    was killed from inside the sandbox before it began: nothing of it had run."""
     for _ in range(START_ATTEMPTS - 1):
         try:
             return await attempt()
         except Unavailable as err:
-            if err.details.get("errno") != "ECHILD":
+            if err.details.get("errno") != "ECHILD" or not possible():
                 raise
     return await attempt()
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import signal
 import struct
-from collections.abc import Awaitable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from services.edge.agent import wire
 from services.edge.agent.client import AgentClient, Control, started
+from services.edge.agent.listing import Listed
 from services.edge.agent.wire import Fields, Msg, Tag
 from services.edge.drivers.base import (
     ExecIO,
@@ -24,6 +26,9 @@ from services.edge.drivers.base import (
 )  # fmt: skip
 from shared.errors import InvalidRequest
 
+UNREAD_BYTES_MAX = wire.WINDOW_BYTES + 64 * 1024
+"""Input on its way to a command that has read nothing: the agent's window and a pipe."""
+ORDERS_MAX = 32  # the agent keeps as many signals for a command that has not begun
 SIZE_MAX = 65_535  # rows or columns
 SPEC_BYTES_MAX = wire.FRAME_BYTES_MAX - 1024
 STREAMS: Mapping[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
@@ -132,6 +137,45 @@ def _control(io: ExecIO) -> Control:
     return lambda send: io.control_to(lambda order: send(*control_frame(order)))
 
 
+def _id(op: Listed) -> int:
+    return op.id
+
+
+class _Given:
+    """Input and orders of a command, the same ones each time that it is started."""
+
+    def __init__(self, io: ExecIO) -> None:
+        self._io = io
+        self._input: list[bytes] = []
+        self._size = 0
+        self._orders: deque[tuple[int, bytes]] = deque(maxlen=ORDERS_MAX)
+
+    def complete(self) -> bool:
+        """Whether all of it can be given again."""
+        return self._size <= UNREAD_BYTES_MAX
+
+    async def input(self) -> AsyncIterator[bytes]:
+        for chunk in tuple(self._input):
+            yield chunk
+        async for chunk in self._io.input():
+            self._size += len(chunk)
+            if self.complete():
+                self._input.append(chunk)
+            else:
+                self._input.clear()
+            yield chunk
+
+    def control(self, send: Callable[[int, bytes], None]) -> None:
+        def take(order: str | Resize) -> None:
+            frame = control_frame(order)
+            self._orders.append(frame)
+            send(*frame)
+
+        for frame in self._orders:
+            send(*frame)
+        self._io.control_to(take)
+
+
 async def run_command(
     agent: AgentClient, spec: ExecSpec, io: ExecIO, *, defaults: Defaults
 ) -> ExecOutcome:
@@ -141,15 +185,15 @@ async def run_command(
     async def on_output(stream: int, data: bytes) -> None:
         await io.output(STREAMS[stream], data)
 
+    given = _Given(io)
+
     def attempt() -> Awaitable[Fields]:
         return agent.run(
             Msg.EXEC, payload, on_output,
-            stdin=io.input() if spec.stdin else None, control=_control(io),
+            stdin=given.input() if spec.stdin else None, control=given.control,
         )  # fmt: skip
 
-    # input that was sent cannot be had again
-    result = await (attempt() if spec.stdin else started(attempt))
-    return outcome_of(result)
+    return outcome_of(await started(attempt, given.complete))
 
 
 async def resume_command(
@@ -157,17 +201,16 @@ async def resume_command(
 ) -> ExecOutcome | None:
     """Follows the command ``key`` again after the edge restarted: its retained output
     from the start, then its outcome; ``None`` when the agent does not know it."""
-    known = [op for op in await agent.list() if op.key == key]
-    if not known:
+    known = max((op for op in await agent.list() if op.key == key), key=_id, default=None)
+    if known is None:
         return None
 
     async def on_output(stream: int, data: bytes) -> None:
         await io.output(STREAMS[stream], data)
 
-    found = known[0]
-    await io.resumes(taken=found.taken, terminal=found.terminal, base=found.base)
+    await io.resumes(taken=known.taken, terminal=known.terminal, base=known.base)
     result = await agent.attach(
-        found.id, on_output,
+        known.id, on_output,
         stdin=io.input() if stdin else None, control=_control(io),
     )  # fmt: skip
     return outcome_of(result)

@@ -183,7 +183,8 @@ class ExecIO(Protocol):
         ...
 
     def input(self) -> AsyncIterator[bytes]:
-        """Chunks for stdin; its end closes stdin. Used when ``spec.stdin``."""
+        """Chunks for stdin; its end closes stdin. Used when ``spec.stdin``. Called
+        again it goes on after what was taken."""
         ...
 
     def control_to(self, take: Callable[[str | Resize], None]) -> None:

@@ -137,7 +137,7 @@ async def test_an_interrupt_ends_the_command_and_keeps_the_shell(
     io, work = interrupted(session, f"echo on; {command}")
     await io.started.wait()
     await asyncio.sleep(0.05)
-    io.signals.put_nowait("INT")
+    io.order("INT")
     ran = await asyncio.wait_for(work, 5)
     assert (ran.code, ran.outcome.signal, ran.stdout) == (130, "INT", b"on\n")
     assert not ran.outcome.session_ended
@@ -150,7 +150,7 @@ async def test_an_interrupt_right_after_the_start_is_not_lost(session: Session) 
     for number in range(20):
         io, work = interrupted(session, "sleep 60; sleep 60")
         await asyncio.sleep(number * 0.0005)
-        io.signals.put_nowait("INT")
+        io.order("INT")
         ran = await asyncio.wait_for(work, 5)
         assert (ran.code, ran.outcome.session_ended) == (130, False), number
     assert (await session("echo $X")).stdout == b"1\n"
@@ -170,7 +170,7 @@ async def test_a_program_may_handle_an_interrupt(session: Session) -> None:
     script = f"sh -c '{handler}; echo on; while :; do sleep .1; done'; echo after"
     io, work = interrupted(session, script)
     await io.started.wait()
-    io.signals.put_nowait("INT")
+    io.order("INT")
     ran = await asyncio.wait_for(work, 5)
     assert (ran.code, ran.stdout) == (130, b"on\ncleaned\n")
 
@@ -182,7 +182,7 @@ async def test_an_interrupted_command_that_waits_for_its_turn_does_not_run(
     await asyncio.sleep(0.1)
     io, work = interrupted(session, "touch /tmp/ran")
     await asyncio.sleep(0.1)
-    io.signals.put_nowait("INT")
+    io.order("INT")
     assert (await asyncio.wait_for(work, 5)).code == 130
     await first
     assert (await session("test -e /tmp/ran")).code == 1
@@ -194,7 +194,7 @@ async def test_other_signals_reach_what_the_command_started(session: Session) ->
     io, work = interrupted(session, "echo on; sleep 60; echo $?; sleep 0.1; echo end")
     await io.started.wait()
     await asyncio.sleep(0.1)
-    io.signals.put_nowait("TERM")
+    io.order("TERM")
     ran = await asyncio.wait_for(work, 5)
     assert (ran.code, ran.stdout) == (0, b"on\n143\nend\n")
     ran = await session("echo $X; cat /proc/[0-9]*/comm | grep -cx sleep")
@@ -205,7 +205,7 @@ async def test_a_kill_ends_the_command_and_keeps_the_shell(session: Session) -> 
     await session("X=1")
     io, work = interrupted(session, "trap '' INT TERM; echo on; setsid sleep 60 & sleep 60")
     await io.started.wait()
-    io.signals.put_nowait("KILL")
+    io.order("KILL")
     ran = await asyncio.wait_for(work, 5)
     assert (ran.code, ran.outcome.signal, ran.outcome.session_ended) == (137, "KILL", False)
     assert (await session("echo $X; cat /proc/[0-9]*/comm | grep -cx sleep")).stdout == b"1\n0\n"
