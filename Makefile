@@ -3,15 +3,17 @@
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-# Tests look at the machine's mounts, cgroups and containers, so they run one at a time;
-# the pure ones may share the cores: `make test-unit TEST_WORKERS=2`.
-TEST_WORKERS ?= 0
+# Much of the tests' time is waiting, so two folders of them run side by side; a folder's
+# tests share its system and stay on one worker. `TEST_WORKERS=0`: one after the other.
+TEST_WORKERS ?= 2
 PYTEST_ARGS ?=
+WORKERS = -n $(TEST_WORKERS) --dist loadgroup
 BENCH ?= create
+SECONDS ?= 60
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo local test test-unit test-integration test-e2e test-inspect lint schemas guest lock wheel up down bench clean
+.PHONY: help setup demo local test test-unit test-integration test-e2e test-inspect lint schemas guest fuzz lock wheel up down bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,13 +28,13 @@ local: setup ## run the whole system on loopback until Ctrl-C
 	@$(PYTHON) -m services.local
 
 test: setup ## run all tests: architecture and lint, unit, integration, end to end
-	@$(PYTEST) $(PYTEST_ARGS)
+	@$(PYTEST) $(WORKERS) $(PYTEST_ARGS)
 
 test-unit: setup ## run the pure tests
-	@$(PYTEST) tests/unit tests/architecture -n $(TEST_WORKERS) $(PYTEST_ARGS)
+	@$(PYTEST) tests/unit tests/architecture $(WORKERS) $(PYTEST_ARGS)
 
 test-integration: setup ## run the tests with real NATS, PostgreSQL, Valkey and Docker
-	@$(PYTEST) tests/integration $(PYTEST_ARGS)
+	@$(PYTEST) tests/integration $(WORKERS) $(PYTEST_ARGS)
 
 test-e2e: setup ## run the tests of the whole system
 	@$(PYTEST) tests/e2e $(PYTEST_ARGS)
@@ -50,6 +52,10 @@ schemas: setup ## export JSON Schema, AsyncAPI and the SDK's wire types from sch
 
 guest: setup ## build what runs inside sandboxes
 	@$(MAKE) --no-print-directory -C guest
+
+fuzz: setup ## search for faults of the agent's protocol (needs clang): make fuzz SECONDS=600
+	@$(PYTHON) -m tests.fuzz.seeds guest/build/corpus
+	@$(MAKE) --no-print-directory -C guest fuzz SECONDS=$(SECONDS)
 
 lock: ## make requirements*.lock from pyproject.toml and requirements-*.in again
 	@scripts/lock.sh

@@ -14,6 +14,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from libdsec._flow import count_of
 from libdsec._link import Link, status
 from libdsec._operation import Operation
 from libdsec._wire import HEADER_FRAME, HEADER_OFFSET, HEADER_SOURCE, out
@@ -65,12 +66,10 @@ class Operations:
             operation.nobody()
             return
         headers = message.headers or {}
-        offset = headers.get(HEADER_OFFSET)
         kind = headers.get(HEADER_FRAME, "x")
         if HEADER_SOURCE in headers:
             operation.source = {HEADER_SOURCE: headers[HEADER_SOURCE]}
-        at = int(offset) if offset and offset.isdigit() else None
-        operation.on_frame(kind, message.data, at)
+        operation.on_frame(kind, message.data, count_of(headers.get(HEADER_OFFSET)))
 
     async def _tick(self) -> None:
         """Looks for operations gone silent; ends when there are none."""

@@ -16,10 +16,26 @@ KEPT_BYTES = 1024 * 1024
 may have reached the sandbox, whose own window is smaller than this."""
 ACK_EVERY_BYTES = WINDOW_BYTES // 4
 """A count is sent when this much was taken since the last one."""
+HELD_BYTES_MAX = 2 * WINDOW_BYTES
+"""Output that came and was not taken: a window, and what was retained for one who joins."""
+
+
+COUNT_DIGITS_MAX = 20
+
+
+def count_of(text: str | None) -> int | None:
+    """The number in a header or frame; ``None`` where there is none."""
+    if not text or len(text) > COUNT_DIGITS_MAX or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text)
 
 
 class Gap(Exception):
     """Bytes are missing before this frame."""
+
+
+class Flood(Exception):
+    """More came than was asked for."""
 
 
 @dataclass
@@ -47,8 +63,8 @@ class Receiving:
         return f"{self.have - self.errors} {self.errors}"
 
     def accept(self, data: bytes, offset: int | None, *, error: bool = False) -> bytes:
-        """The new bytes of a frame. Raises :class:`Gap`. A frame without an offset
-        goes where the output stands."""
+        """The new bytes of a frame. Raises :class:`Gap` or :class:`Flood`. A frame without
+        an offset goes where the output stands."""
         if offset is not None and offset > self.have and not self.begun:
             self.missed = offset - self.have
             self.have = self.taken = self.acked = offset
@@ -58,6 +74,8 @@ class Receiving:
         new = data if offset is None else data[self.have - offset :]
         self.have += len(new)
         self.errors += len(new) if error else 0
+        if self.have - self.taken > HELD_BYTES_MAX:
+            raise Flood(f"{self.have - self.taken} bytes over the window")
         return new
 
     def take(self, count: int) -> int | None:

@@ -182,25 +182,25 @@ class Operation(Generic[R]):
         try:
             new = self.receiving.accept(data, offset, error=kind == "e")
         except _flow.Gap:
-            self.reattach()
-            return
+            return self.reattach()
+        except _flow.Flood as exc:
+            return self.fail(InternalError(f"the sandbox's node broke the rules: {exc}"))
         if new:
             self.output.append((kind, new))
             self._changed.set()
 
     def _on_count(self, data: bytes) -> None:
-        if not data.isdigit():
+        if (count := _flow.count_of(data.decode("ascii", "replace"))) is None:
             return
         if self._joining:
-            self._joined(int(data))
-            return
+            return self._joined(count)
         if not self._repeat_input:
-            self.sending.acknowledge(int(data))
-        elif self.sending.begin_at(int(data)):
+            self.sending.acknowledge(count)
+        elif self.sending.begin_at(count):
             self._repeat_input = False
             self._operations.spawn(self._send_again())
         else:
-            self.fail(InputLost(f"the node has only {int(data)} bytes of what was sent"))
+            self.fail(InputLost(f"the node has only {count} bytes of what was sent"))
         self._changed.set()
 
     def _on_ready(self) -> None:
@@ -213,8 +213,7 @@ class Operation(Generic[R]):
         try:
             reply = decode(data, self._type)
         except BadMessage as exc:
-            self.fail(InternalError(f"the final reply cannot be read: {exc}"))
-            return
+            return self.fail(InternalError(f"the final reply cannot be read: {exc}"))
         if not self.receiving.complete(total):
             self.reattach()
             return

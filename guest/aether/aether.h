@@ -20,9 +20,14 @@
 #define WINDOW (256u << 10)         /* initial credit of every stream, bytes */
 #define CHUNK (128u << 10)          /* largest DATA frame sent, bytes */
 #define OUT_HIGH (1u << 20)         /* no new DATA frame above this much unsent output */
+#define OUT_STOP (4u << 20)         /* no request is taken above this much unsent output */
+#define KEY_MAX 256u                /* bytes of an operation's key */
+#define KEEP_CAP (256u << 10)       /* at rest, an empty buffer larger than this is given back */
 #define OPS_MAX 256                 /* operations running or not yet acknowledged */
 #define FINISHED_MAX 64             /* finished operations kept until acknowledged */
 #define RETAIN_TOTAL_MAX (128u << 20) /* output kept over all operations, bytes */
+#define SLIDE_MAX (16u << 20)       /* kept of one stream that has no budget, bytes */
+#define SLIDE_KEEP (6u << 20)       /* of it, what was taken: an edge holds less unconfirmed */
 #define TAIL_MAX (1u << 20)         /* most of a budget that is kept for the tail, bytes */
 #define STATUS_MAX (64u << 10)      /* report of one child, bytes */
 #define DRAIN_IDLE_NS 5000000ull    /* quiet time that ends the drain after exit */
@@ -31,6 +36,8 @@
 #define HANGUP_NS 60000000000ull    /* without an edge, terminals and writes are ended */
 #define SIGNALS_MAX 32              /* signals that wait for the command's beginning */
 #define SESSIONS_MAX 32
+#define TIMEOUT_MAX_NS (1ull << 62)
+#define GUARD_GID 0x7ffffffeu       /* saved group of the agent and of what it keeps ready */
 #define NESTS 6                     /* most that are kept ready for the next commands, */
 #define NESTS_FEW 2                 /* and as many while no more are needed at once */
 #define NEST_IDLE_NS 10000000000ull /* one of the others that was not needed for so long goes */
@@ -56,7 +63,8 @@ enum tag {
     T_CHANGE = 68, T_CONTENT,
     T_NAME = 70, T_TYPE, T_SIZE, T_FMODE, T_UID, T_GID, T_MTIME_NS, T_TARGET, T_INO, T_NLINK,
     T_VERSION = 80, T_GENERATION, T_NEXT_ID, T_V1_COUNT, T_HAS_V2, T_HAS_OOM,
-    T_OP_ID = 90, T_STATE, T_TAKEN,
+    T_HAS_LISTENER,
+    T_OP_ID = 90, T_STATE, T_TAKEN, T_BASE_OUT, T_BASE_ERR,
 };
 
 enum fop {
@@ -73,6 +81,7 @@ struct pids { pid_t *p; size_t n; }; /* ascending */
 bool buf_room(struct buf *b, size_t more);
 bool buf_add(struct buf *b, const void *p, size_t n);
 void buf_free(struct buf *b);
+void buf_cut(struct buf *b, size_t n); /* drops the first n bytes */
 void put_field(struct buf *b, uint8_t tag, const void *v, size_t n);
 void put_str(struct buf *b, uint8_t tag, const char *s);
 void put_u64(struct buf *b, uint8_t tag, uint64_t v);
@@ -90,6 +99,8 @@ ssize_t write_all(int fd, const void *p, size_t n);
 struct outstream {
     int fd;                          /* read end of the pipe, -1 when ended */
     bool retain;                     /* false: passed on under credit only (files) */
+    bool slides;                     /* no budget: what was taken makes room, or the writer waits */
+    uint64_t base;                   /* bytes that made room, before the head */
     uint8_t *head; size_t head_len, head_cap, head_max, head_sent;
     uint8_t *tail; size_t tail_at, tail_len, tail_cap, tail_max, tail_sent;
     uint64_t total, dropped;
@@ -100,6 +111,7 @@ void stream_push(struct outstream *s, const uint8_t *p, size_t n);
 size_t stream_peek(struct outstream *s, bool ended, const uint8_t **p);
 void stream_sent(struct outstream *s, size_t n);
 void stream_rewind(struct outstream *s);
+size_t stream_room(const struct outstream *s);
 void stream_free(struct outstream *s);
 
 /* ---- cgroup.c: the workload's cgroups, handed over as descriptors ---- */
@@ -139,6 +151,7 @@ void launcher_news(void);
 void nests_clear(void);
 int nest_fd(int i);
 bool spare_reaped(pid_t pid);
+bool spare_is(pid_t pid);
 void launch_reaped(const struct end *end);
 uint64_t spares_refill(uint64_t now, bool at_once);
 int root_fd(void);
@@ -239,6 +252,8 @@ bool op_has_begun(const struct op *op);
 void op_lost(int leaf);
 void op_settle(struct op *op);
 void ops_leave(void);
+bool op_is_unbegun(pid_t pid);
+bool op_waits(const struct op *op, uint64_t now);
 void ops_disconnected(void);
 void ops_list(struct buf *b);
 void hangup_tick(struct op *op, uint64_t now);
@@ -307,6 +322,9 @@ void channel_accept(void);
 void channel_read(void);
 void channel_write(void);
 void channel_close(void);
+void channel_go_on(void);            /* takes requests that waited for room in the output */
+void channel_rest(void);             /* nothing runs: large buffers are given back */
+bool channel_full(void);
 extern bool set_up;                  /* SETUP succeeded once */
 bool channel_ready(void);            /* HELLO was exchanged */
 void send_frame(uint8_t type, uint32_t id, const void *p, size_t n);

@@ -139,9 +139,7 @@ void channel_write(void)
             break;
         at += (size_t)k;
     }
-    if (at && at < conn_out.len)
-        memmove(conn_out.p, conn_out.p + at, conn_out.len - at);
-    conn_out.len -= at;
+    buf_cut(&conn_out, at);
 }
 
 static void say_hello(void)
@@ -175,11 +173,26 @@ static bool on_hello(const uint8_t *p, size_t n)
     return true;
 }
 
+/* The socket we listened on was made in here and would be listed in /proc/net/unix; one
+ * that the edge made is not. */
+static bool listen_on(int fd)
+{
+    int on = 0;
+    socklen_t n = sizeof on;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &on, &n) || !on)
+        return false;
+    if (listen_fd >= 0)
+        close(listen_fd);
+    set_nonblock(fd);
+    listen_fd = fd;
+    return true;
+}
+
 static void on_setup(uint32_t id, const uint8_t *p, size_t n)
 {
     struct reader r = {p, p + n};
     struct field f;
-    uint64_t v1 = 0, v2 = 0, oom = 0;
+    uint64_t v1 = 0, v2 = 0, oom = 0, listener = 0;
     while (next_field(&r, &f) > 0) {
         if (f.tag == T_V1_COUNT)
             v1 = field_u64(&f);
@@ -187,8 +200,13 @@ static void on_setup(uint32_t id, const uint8_t *p, size_t n)
             v2 = field_u64(&f);
         if (f.tag == T_HAS_OOM)
             oom = field_u64(&f);
+        if (f.tag == T_HAS_LISTENER)
+            listener = field_u64(&f);
     }
-    if (v1 > 16 || v1 + !!v2 + !!oom != (uint64_t)passed_count) {
+    bool right = v1 <= 16 && v1 + !!v2 + !!oom + !!listener == (uint64_t)passed_count;
+    if (right && listener && (right = listen_on(passed[passed_count - 1])))
+        passed_count--;
+    if (!right) {
         op_refuse(id, "invalid_request", "fds", "the descriptors do not match the message");
         drop_passed();
         return;
@@ -289,12 +307,18 @@ static void take_fds(struct msghdr *m)
     }
 }
 
-/* Handles every whole frame of conn_in; false when the peer broke the protocol. */
+bool channel_full(void)
+{
+    return conn_out.len >= OUT_STOP;
+}
+
+/* Handles the whole frames of conn_in, as long as there is room for answers; false when
+ * the peer broke the protocol. */
 static bool take_frames(void)
 {
     size_t at = 0;
     int fd = conn_fd;
-    while (conn_in.len - at >= 4) {
+    while (conn_in.len - at >= 4 && !channel_full()) {
         const uint8_t *p = conn_in.p + at;
         uint32_t n = get_u32(p);
         if (n < 5 || n > FRAME_MAX)
@@ -307,16 +331,35 @@ static bool take_frames(void)
             return true;
         at += 4 + (size_t)n;
     }
-    if (at) {
-        memmove(conn_in.p, conn_in.p + at, conn_in.len - at);
-        conn_in.len -= at;
-    }
+    buf_cut(&conn_in, at);
     return true;
+}
+
+static void take_or_close(void)
+{
+    if (!take_frames()) {
+        channel_write();
+        channel_close();
+    }
+}
+
+void channel_go_on(void)
+{
+    if (conn_fd >= 0 && conn_in.len && !channel_full())
+        take_or_close();
+}
+
+void channel_rest(void)
+{
+    if (!conn_in.len && conn_in.cap > KEEP_CAP)
+        buf_free(&conn_in);
+    if (!conn_out.len && conn_out.cap > KEEP_CAP)
+        buf_free(&conn_out);
 }
 
 void channel_read(void)
 {
-    for (int rounds = 0; rounds < 8 && conn_fd >= 0; rounds++) {
+    for (int rounds = 0; rounds < 8 && conn_fd >= 0 && !channel_full(); rounds++) {
         union { char raw[CMSG_SPACE(FDS_MAX * sizeof(int))]; struct cmsghdr align; } control;
         if (!buf_room(&conn_in, CHUNK)) {
             channel_close();
@@ -334,10 +377,6 @@ void channel_read(void)
         }
         take_fds(&m);
         conn_in.len += (size_t)k;
-        if (!take_frames()) {
-            channel_write();
-            channel_close();
-            return;
-        }
+        take_or_close();
     }
 }

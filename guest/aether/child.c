@@ -221,6 +221,9 @@ static void run(const struct launch *l, const struct reader *spec, const struct 
     environ = env;
     prctl(PR_SET_PDEATHSIG, 0);
     execvp(argv[0], argv);
+    if ((l->kind == K_SHELL || !argc) && (errno == ENOENT || errno == ENOTDIR))
+        child_fail(status, "unsupported", "shell", errno, "the sandbox has no shell: %s: %s",
+                   argv[0], strerror(errno));
     report_execve(status, argv, errno);
     _exit(126);
 }

@@ -103,6 +103,7 @@ void op_kill(struct op *op)
     } else if (op->session) {
         session_leave(op->session);
     } else {
+        place_spoil(&op->at);
         cg_leaf_kill(op->at.leaf, op->at.pid);
     }
 }
@@ -147,14 +148,13 @@ void op_lost(int leaf)
 
 void op_read(struct op *op, int which)
 {
-    static uint8_t scratch[256 << 10];
+    static uint8_t scratch[CHUNK]; /* more than a pipe holds; files move in pieces of this */
     struct outstream *s = &op->out[which];
-    size_t most = sizeof scratch;
-    if (!s->retain) {
-        most = s->credit < CHUNK && op->attached ? s->credit : CHUNK;
-        if (!most || conn_out.len >= OUT_HIGH)
-            return;
-    }
+    size_t most = s->retain ? stream_room(s) : op->attached ? s->credit : CHUNK;
+    if (most > sizeof scratch)
+        most = sizeof scratch;
+    if (!most || (!s->retain && conn_out.len >= OUT_HIGH))
+        return;
     ssize_t k = read(s->fd, scratch, most);
     if (k < 0 && (errno == EAGAIN || errno == EINTR))
         return;
@@ -307,7 +307,7 @@ void op_tick(struct op *op, uint64_t now)
     if (!op->reaped)
         return;
     bool ended = op->out[0].fd < 0 && op->out[1].fd < 0;
-    if (pty_waits(op)) {
+    if (pty_waits(op) || op_waits(op, now)) {
         op->drain_idle = now + DRAIN_IDLE_NS;
         op->drain_end = now + DRAIN_MAX_NS;
     } else if (!ended && !op->file)
@@ -329,7 +329,7 @@ uint64_t op_next_due(const struct op *op, uint64_t now)
         due = op->hangup_at;
     if (op->session && op->session->interrupt_at && op->session->interrupt_at < due)
         due = op->session->interrupt_at;
-    if (op->reaped && !op->file && !pty_waits(op)) {
+    if (op->reaped && !op->file && !pty_waits(op) && !op_waits(op, now)) {
         uint64_t end = op->drain_idle < op->drain_end ? op->drain_idle : op->drain_end;
         if (end < due)
             due = end;

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -63,14 +64,29 @@ static bool has_begun(pid_t pid)
     return !(flags & FORKED_ONLY);
 }
 
+/* Takes the stop of a process; nothing of ours is stopped from inside. */
+static void let_go_on(pid_t pid)
+{
+    siginfo_t si;
+    waitid(P_PID, pid, &si, WSTOPPED | WNOHANG);
+    if (pid == launcher_pid || spare_is(pid) || op_is_unbegun(pid))
+        kill(pid, SIGCONT);
+}
+
 static bool next_end(struct end *end)
 {
-    siginfo_t si = {0};
-    if (waitid(P_ALL, 0, &si, WEXITED | WNOHANG | WNOWAIT) || si.si_pid <= 0)
-        return false;
-    end->pid = si.si_pid;
-    end->begun = si.si_code == CLD_EXITED || has_begun(si.si_pid);
-    return waitpid(si.si_pid, &end->status, 0) == si.si_pid;
+    for (;;) {
+        siginfo_t si = {0};
+        if (waitid(P_ALL, 0, &si, WEXITED | WSTOPPED | WNOHANG | WNOWAIT) || si.si_pid <= 0)
+            return false;
+        end->pid = si.si_pid;
+        if (si.si_code == CLD_STOPPED) {
+            let_go_on(si.si_pid);
+            continue;
+        }
+        end->begun = si.si_code == CLD_EXITED || has_begun(si.si_pid);
+        return waitpid(si.si_pid, &end->status, 0) == si.si_pid;
+    }
 }
 
 static void reap(int fd)
@@ -123,7 +139,7 @@ static int gather(uint64_t now, uint64_t *due)
         for (int k = 0; k < 2; k++) {
             struct outstream *s = &op->out[k];
             bool wanted = op->attached ? s->credit && room : !op->rows || op->hung_up;
-            if (s->fd >= 0 && (s->retain || wanted))
+            if (s->fd >= 0 && (s->retain ? stream_room(s) > 0 : wanted))
                 n = add(n, s->fd, POLLIN, op, k);
         }
         if (op->dial.fd >= 0)
@@ -187,7 +203,8 @@ static void turn(int chld)
     if (refill_due < due)
         due = refill_due;
     polled[0] = (struct pollfd){listen_fd, POLLIN, 0};
-    polled[1] = (struct pollfd){conn_fd, (short)(POLLIN | (conn_out.len ? POLLOUT : 0)), 0};
+    polled[1] = (struct pollfd){
+        conn_fd, (short)((channel_full() ? 0 : POLLIN) | (conn_out.len ? POLLOUT : 0)), 0};
     polled[2] = (struct pollfd){chld, POLLIN, 0};
     polled[3] = (struct pollfd){launcher_fd, POLLIN, 0};
     bool news = false;
@@ -204,9 +221,12 @@ static void turn(int chld)
         reap(chld);
     if (polled[0].revents)
         channel_accept();
+    else if (conn_fd >= 0 && polled[1].revents & (POLLHUP | POLLERR) && channel_full())
+        channel_close(); /* nobody is there to take what is full */
     else if (conn_fd >= 0 && polled[1].revents & (POLLIN | POLLHUP | POLLERR))
         channel_read();
     now = now_ns();
+    bool busy = false;
     for (int i = 0; i < ops_top; i++) {
         if (ops[i].used && ops[i].dial.on)
             dial_tick(&ops[i], now);
@@ -214,12 +234,25 @@ static void turn(int chld)
             op_tick(&ops[i], now);
         if (ops[i].used)
             op_pump(&ops[i]);
+        busy |= ops[i].used;
     }
     if (conn_fd >= 0 && conn_out.len)
         channel_write();
+    channel_go_on();
+    if (!busy)
+        channel_rest();
     ops_leave();
     refill_due = spares_refill(now_ns(), finished_now);
     finished_now = false;
+}
+
+/* What was used once is given back, instead of being kept for the next large output. */
+static void keep_little(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, KEEP_CAP);
+    mallopt(M_TRIM_THRESHOLD, KEEP_CAP);
+#endif
 }
 
 int main(int argc, char **argv)
@@ -230,7 +263,11 @@ int main(int argc, char **argv)
     if (argc > 2)
         snprintf(name, sizeof name, "%s", argv[2]);
     generation = name;
+    keep_little();
     prctl(PR_SET_DUMPABLE, 0);
+    /* Who has all of a process's ids may set its limits (prlimit), whatever else it may
+     * not do; a saved group that nobody has as well as ours keeps root inside from that. */
+    if (setresgid((gid_t)-1, (gid_t)-1, GUARD_GID)) {}
     for (int i = 0; i < SESSIONS_MAX; i++)
         sessions[i].state_fd = -1;
     int chld = children_fd();

@@ -56,7 +56,7 @@ void op_free(struct op *op)
         close(op->tty_fd);
     if (op->dial.fd >= 0)
         close(op->dial.fd);
-    if (op->at.leaf >= 0 || op->at.nest)
+    if (op->at.leaf >= 0 || op->at.sock > 0)
         place_leave(&op->at);
     buf_free(&op->in);
     buf_free(&op->report);
@@ -101,6 +101,8 @@ static const char *check(const uint8_t *p, size_t n, struct wish *w, struct op *
             return "env";
         if (!text && f.n != 8)
             return "spec";
+        if (f.tag == T_KEY && f.n > KEY_MAX)
+            return "key";
         switch (f.tag) {
         case T_KEY: free(op->key); op->key = field_str(&f); break;
         case T_ARGV: w->commands |= 1; break;
@@ -128,6 +130,8 @@ struct op *op_admit(uint32_t id)
     struct op *op = NULL;
     if (!set_up) /* nothing ever runs outside the workload's groups */
         op_refuse(id, "unavailable", NULL, "the agent was not set up");
+    else if (!id)
+        op_refuse(id, "invalid_request", "op_id", "an operation has an id that is not 0");
     else if (op_by_id(id))
         op_refuse(id, "conflict", "op_id", "the operation id is in use");
     else if (!(op = op_new(id)))
@@ -156,10 +160,10 @@ void op_start(uint32_t id, const uint8_t *p, size_t n, bool file)
     op->stays = file && op->key; /* an edge that comes back goes on with its input */
     op->merge = w.merge;
     op->oom_before = cg_oom_kills();
-    op->timeout = w.timeout;
+    op->timeout = w.timeout < TIMEOUT_MAX_NS ? w.timeout : TIMEOUT_MAX_NS;
     op->idle = w.idle;
     if (w.timeout && !w.session) /* in a session: once its turn has come */
-        op->deadline = op->started + w.timeout;
+        op->deadline = op->started + op->timeout;
     stream_init(&op->out[0], -1, !file && !op->rows, w.limit);
     stream_init(&op->out[1], -1, !file, w.limit);
     int failed = w.session ? session_exec(op, p, n)
@@ -316,7 +320,7 @@ void hangup_tick(struct op *op, uint64_t now)
 void ops_leave(void)
 {
     for (int i = 0; i < ops_top; i++)
-        if (ops[i].used && ops[i].done && ops[i].at.leaf >= 0)
+        if (ops[i].used && ops[i].done && (ops[i].at.leaf >= 0 || ops[i].at.sock > 0))
             place_leave(&ops[i].at);
 }
 
@@ -330,5 +334,7 @@ void ops_list(struct buf *b)
         put_str(b, T_STATE, ops[i].done ? "done" : "running");
         put_u64(b, T_TAKEN, ops[i].in_total);
         put_u64(b, T_ROWS, ops[i].rows);
+        put_u64(b, T_BASE_OUT, ops[i].out[0].base);
+        put_u64(b, T_BASE_ERR, ops[i].out[1].base);
     }
 }

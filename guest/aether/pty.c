@@ -101,10 +101,30 @@ bool pty_waits(const struct op *op)
     return !op->attached || !s->credit || conn_out.len >= OUT_HIGH;
 }
 
+/* As above, of a command whose output has no budget; not for ever without an edge. */
+bool op_waits(const struct op *op, uint64_t now)
+{
+    bool full = false;
+    for (int i = 0; i < 2; i++)
+        full |= op->out[i].fd >= 0 && op->out[i].slides && !stream_room(&op->out[i]);
+    return full && (op->attached || now < op->started + op->duration + HANGUP_NS);
+}
+
 /* Signals wait until the command itself is there to get them. */
 bool op_has_begun(const struct op *op)
 {
     return op->at.pid > 1 && op->status_fd < 0;
+}
+
+/* Whether it is a command that has not executed its program yet, or a file operation. */
+bool op_is_unbegun(pid_t pid)
+{
+    for (int i = 0; i < OPS_MAX; i++)
+        if (ops[i].used && !ops[i].session && ops[i].at.pid == pid && !ops[i].reaped) {
+            op_read_report(&ops[i]);
+            return ops[i].file || !op_has_begun(&ops[i]);
+        }
+    return false;
 }
 
 void op_send_signals(struct op *op)

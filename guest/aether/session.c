@@ -107,6 +107,16 @@ static int shell_start(struct session *s, const struct buf *spec)
     return 0;
 }
 
+/* A shell that already died is no failure to tell it: its death is the answer. One that
+ * something stopped would never read it. */
+static bool tell(const struct session *s, const char *line)
+{
+    ssize_t k = write(s->ctl_fd, line, strlen(line));
+    if (s->at.pid > 1)
+        kill(s->at.pid, SIGCONT);
+    return k == (ssize_t)strlen(line) || (k < 0 && errno == EPIPE);
+}
+
 static int begin(struct session *s, struct op *op)
 {
     struct reader r = {op->in.p, op->in.p + op->in.len};
@@ -121,8 +131,7 @@ static int begin(struct session *s, struct op *op)
     free(text);
     buf_free(&op->in);
     session_begins(s);
-    bool told = write(s->ctl_fd, op->merge ? "m\n" : "g\n", 2) == 2;
-    if (!ok || (!told && errno != EPIPE)) /* EPIPE: it is dead, and will be reaped */
+    if (!ok || !tell(s, op->merge ? "m\n" : "g\n"))
         return -1;
     s->current = op;
     op->out[0].fd = fcntl(s->out_fd, F_DUPFD_CLOEXEC, 3);

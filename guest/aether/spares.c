@@ -234,20 +234,30 @@ uint64_t spares_refill(uint64_t now, bool at_once)
     return due;
 }
 
-bool spare_reaped(pid_t pid)
+static struct nest *nest_of(pid_t pid)
 {
     for (int i = 0; i < NESTS; i++) {
         struct nest *n = &nests[i];
-        bool root = n->used && n->root.at.pid == pid;
-        bool next = n->used && n->next.used && n->next.at.pid == pid;
-        if (!root && !next)
-            continue;
-        n->broken = true;
-        if (!n->busy)
-            nest_retire(n);
-        return true;
+        if (n->used && (n->root.at.pid == pid || (n->next.used && n->next.at.pid == pid)))
+            return n;
     }
-    return false;
+    return NULL;
+}
+
+bool spare_is(pid_t pid)
+{
+    return nest_of(pid) != NULL;
+}
+
+bool spare_reaped(pid_t pid)
+{
+    struct nest *n = nest_of(pid);
+    if (!n)
+        return false;
+    n->broken = true;
+    if (!n->busy)
+        nest_retire(n);
+    return true;
 }
 
 /* A child's end; it is remembered, for it may be known by its pid only later. */

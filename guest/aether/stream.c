@@ -1,6 +1,8 @@
 /* One output stream: its budget (head and tail are kept, the middle is dropped and
  * counted) and what of it the edge has been sent. The command never waits for a
- * slow reader: what the edge has not yet taken is kept within the budget. */
+ * slow reader: what the edge has not yet taken is kept within the budget. A stream
+ * without a budget loses nothing instead: the newest part is kept, what the edge took
+ * before makes room, and a writer that is far ahead of it waits. */
 #include "aether.h"
 
 #include <stdlib.h>
@@ -15,8 +17,11 @@ void stream_init(struct outstream *s, int fd, bool retain, uint64_t limit)
     s->fd = fd;
     s->retain = retain;
     s->credit = WINDOW;
-    if (limit > RETAIN_TOTAL_MAX)
-        limit = RETAIN_TOTAL_MAX;
+    s->slides = retain && limit > RETAIN_TOTAL_MAX;
+    if (s->slides) {
+        s->head_max = SLIDE_MAX;
+        return;
+    }
     s->tail_max = limit / 2 < TAIL_MAX ? (size_t)(limit / 2) : TAIL_MAX;
     s->head_max = (size_t)limit - s->tail_max;
 }
@@ -38,7 +43,8 @@ static size_t head_room(struct outstream *s, size_t n)
     if (retained_total + (cap - s->head_cap) <= RETAIN_TOTAL_MAX)
         p = realloc(s->head, cap);
     if (!p) {
-        s->head_max = s->head_len; /* all further bytes go to the tail */
+        if (!s->slides)
+            s->head_max = s->head_len; /* all further bytes go to the tail */
         return 0;
     }
     retained_total += cap - s->head_cap;
@@ -100,9 +106,34 @@ static void tail_push(struct outstream *s, const uint8_t *p, size_t n)
     s->tail_len += n;
 }
 
+/* What may make room: the edge took it so long ago that it cannot ask for it again. */
+static size_t passed(const struct outstream *s)
+{
+    size_t unconfirmed = s->credit < WINDOW ? WINDOW - s->credit : 0;
+    size_t kept = unconfirmed + SLIDE_KEEP;
+    return s->slides && s->head_sent > kept ? s->head_sent - kept : 0;
+}
+
+/* How much may be read from its writer now. */
+size_t stream_room(const struct outstream *s)
+{
+    return s->slides ? s->head_max - s->head_len + passed(s) : CHUNK;
+}
+
+static void slide(struct outstream *s)
+{
+    size_t n = passed(s);
+    memmove(s->head, s->head + n, s->head_len - n);
+    s->base += n;
+    s->head_len -= n;
+    s->head_sent -= n;
+}
+
 void stream_push(struct outstream *s, const uint8_t *p, size_t n)
 {
     s->total += n;
+    if (s->slides && n > s->head_max - s->head_len)
+        slide(s);
     size_t k = s->tail_len ? 0 : head_room(s, n);
     if (k) {
         memcpy(s->head + s->head_len, p, k);

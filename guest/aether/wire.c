@@ -45,6 +45,13 @@ void buf_free(struct buf *b)
     memset(b, 0, sizeof *b);
 }
 
+void buf_cut(struct buf *b, size_t n)
+{
+    b->len -= n;
+    if (n && b->len)
+        memmove(b->p, b->p + n, b->len);
+}
+
 uint32_t get_u32(const uint8_t *p)
 {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;

@@ -18,6 +18,7 @@ VERBS = frozenset(get_args(ExecVerb))
 USES = frozenset({"i", "f", "s", "z"})
 """Frames by which a client uses what runs in a sandbox: a paused one goes on."""
 _TOKENS = 8
+COUNT_DIGITS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,15 @@ def fingerprint(call: Call, body: bytes) -> bytes:
     return hashlib.sha256(seed + body).digest()
 
 
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < COUNT_DIGITS_MAX
+
+
 def offset(text: str | None) -> int | None:
     """Where a frame of input belongs."""
     if text is None:
         return None
-    if not text.isdigit():
+    if not _is_count(text):
         raise InvalidRequest("an offset is a decimal number", field=HEADER_OFFSET)
     return int(text)
 
@@ -68,6 +73,6 @@ def offset(text: str | None) -> int | None:
 def have(text: str) -> tuple[int, int]:
     """What output a client has that asks again."""
     counts = text.split(" ")
-    if len(counts) != 2 or not all(c.isdigit() and len(c) < 20 for c in counts):
+    if len(counts) != 2 or not all(map(_is_count, counts)):
         raise InvalidRequest("two decimal numbers", field=HEADER_HAVE)
     return int(counts[0]), int(counts[1])

@@ -267,7 +267,12 @@ class Door:
         self, op: Operation, verb: Verb, reply: Any, error: DsecError | None, body: bytes
     ) -> None:
         key = (op.call.uid, op.op_id)
-        final = encode(reply)
+        try:
+            final = encode(reply)
+        except UnicodeEncodeError:  # texts come from the sandbox
+            error = error or Internal("the sandbox's answer holds text that is not UTF-8")
+            reply = verb.reply(op_id=op.op_id, error=to_wire(Internal(error.message)))
+            final = encode(reply)
         limit = self._payload_limit()
         if len(final) > limit:
             text = f"the answer of {len(final)} bytes is over the bus's limit of {limit}"

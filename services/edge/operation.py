@@ -22,16 +22,17 @@ from schemas.exec import (
     HANGUP_S,
     HEADER_OFFSET,
     HEADER_SOURCE,
+    INLINE_BYTES,
     LATE_BYTES,
     WINDOW_BYTES,
     ExecReply,
-)
+)  # fmt: skip
 from services.edge.calls import Call
 from services.edge.drivers.base import Resize, Stream
 from services.edge.orders import Orders, count_of, signal_of, size_of
 from services.edge.runclock import RunClock
 from shared.clock import Clock
-from shared.errors import Conflict, DeadlineExceeded, DsecError, InvalidRequest
+from shared.errors import Conflict, DeadlineExceeded, DsecError, Internal, InvalidRequest
 from shared.wire import to_wire
 
 STALL_S = 300.0
@@ -110,6 +111,8 @@ class Operation:
         if self.late and sum(map(len, self.kept.values())) + len(data) > LATE_BYTES:
             await self._release()
         if self.late or not self.streaming:
+            if len(self.kept[stream]) + len(data) > INLINE_BYTES:  # what it was told to keep to
+                raise Internal(f"the sandbox sent more than {INLINE_BYTES} bytes", cause="runtime")
             self.kept[stream] += data
             return
         if skip := min(self._skip[stream], len(data)):
@@ -199,19 +202,24 @@ class Operation:
                 await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
         self._confirm(offset)
 
-    def goes_on(self) -> None:
-        """Its output begins after what the client has from an earlier edge process."""
-        self._sent = self._confirmed = sum(self.have)
-        self.streamed = {"o": self.have[0], "e": self.have[1]}
+    def goes_on(self, base: tuple[int, int] = (0, 0)) -> None:
+        """Its output begins after what the client has from an earlier edge process, or
+        after ``base``: what came before it is gone."""
+        begins = [max(pair) for pair in zip(self.have, base, strict=True)]
+        self._sent = self._confirmed = sum(begins)
+        self.streamed = {"o": begins[0], "e": begins[1]}
 
-    async def resumes(self, *, taken: int, terminal: bool) -> None:
+    async def resumes(
+        self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)
+    ) -> None:
         """Its command comes from an earlier edge process. Output goes on after what the
         client has (all of it comes again, of a terminal only what is new), input after
-        the ``taken`` bytes."""
-        self.goes_on()
+        the ``taken`` bytes. What came before ``base`` is gone."""
+        self.goes_on(base)
+        begins = self.streamed["o"], self.streamed["e"]
         self.terminal = self.terminal or terminal
         if self.streaming and not terminal:
-            self._skip = {"stdout": self.have[0], "stderr": self.have[1]}
+            self._skip = {"stdout": begins[0] - base[0], "stderr": begins[1] - base[1]}
         if not self.takes_input:
             return
         if self._whole is not None:

@@ -44,17 +44,18 @@ class Handlers:
     async def commands(self, batch: Sequence[Received]) -> None:
         """In their order, neighbours of a kind together: a stop finds what came before
         it and leaves alone what came after."""
-        with telemetry.span("scheduler commands", parents=[m.trace for m in batch]):
-            for kind, group in itertools.groupby(batch, _kind):
-                await self._kinds[kind](list(group))
+        for kind, group in itertools.groupby(batch, _kind):
+            await self._kinds[kind](list(group))
 
     async def _create(self, batch: Sequence[Received]) -> None:
         commands = [c for m in batch for c in decode(m.data, SandboxCreate).commands]
-        await self._creates.handle(commands)
+        with telemetry.span("scheduler creates", parents=[c.trace for c in commands]):
+            await self._creates.handle(commands)
 
     async def _operate(self, batch: Sequence[Received]) -> None:
         commands = [c for m in batch for c in decode(m.data, SandboxOp).commands]
-        await self._ops.handle(commands)
+        with telemetry.span("scheduler operations", parents=[c.trace for c in commands]):
+            await self._ops.handle(commands)
 
     async def _lease(self, batch: Sequence[Received]) -> None:
         await self._jobs.handle([decode(m.data, JobCommand) for m in batch])

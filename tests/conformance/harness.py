@@ -116,8 +116,8 @@ class Recorder:
         while self.stdin:
             yield self.stdin.pop(0)
 
-    async def resumes(self, *, taken: int, terminal: bool) -> None:
-        pass
+    async def resumes(self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)) -> None:
+        self.base = base
 
     def control_to(self, take: Callable[[str | Resize], None]) -> None:
         self._take = take

@@ -47,7 +47,7 @@ async def container_system(
     options = LocalOptions(
         driver="container",
         state_dir=tmp_path_factory.mktemp("containers"),
-        image_roots=[base_image],
+        image_roots=[base_image, tmp_path_factory.mktemp("images")],
     )
     async with LocalSystem(options) as system:
         async with open_client(system) as client:

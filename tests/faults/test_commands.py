@@ -105,6 +105,23 @@ async def test_the_exit_follows_the_last_byte_of_a_stream(box: Sandbox) -> None:
     assert (ran.exit_code, b"".join(seen)) == (5, b"a\n")
 
 
+@pytest.mark.parametrize(("last", "limit"), [(10_000, 64 << 10), (2_500_000, None)])
+async def test_following_goes_on_while_what_is_kept_rolls_over(
+    box: Sandbox, last: int, limit: int | None
+) -> None:
+    """(O01) Every line once, in order, without a NUL: at a cap, and past everything that is
+    kept anywhere, with the connection's operations asked for again in the middle."""
+    process = await box.spawn(f"seq 1 {last}", output_limit_bytes=limit, stdin=False)
+    got = bytearray()
+    async for chunk in process.stdout:
+        if len(got) // (4 << 20) != (len(got) + len(chunk)) // (4 << 20):
+            box._core.operations.reattach()
+        got += chunk
+    assert bytes(got) == b"".join(b"%d\n" % n for n in range(1, last + 1))
+    result = await process.wait()
+    assert (result.exit_code, result.truncated) == (0, (0, 0))
+
+
 async def test_a_death_by_signal_has_its_name(box: Sandbox) -> None:
     """(E22)"""
     for name, code in (("KILL", 137), ("TERM", 143), ("SEGV", 139)):

@@ -1,8 +1,10 @@
 """An asynchronous client of one agent: the connection and its operations.
 
-Owns: the handshake, multiplexing, credit, re-attaching. Does not own: what runs
-(:mod:`services.edge.agent.commands`), the agent's life (the driver's). The agent is
-inside a sandbox: what it sends is bounded by credit and checked by the decoder.
+Owns: multiplexing, credit, re-attaching. Does not own: how a connection begins
+(:mod:`services.edge.agent.handshake`), what runs (:mod:`services.edge.agent.commands`),
+the agent's life (the driver's). The agent is inside a sandbox and may be hostile: what it
+sends is bounded by credit, what waits for it by flow control, and a frame that breaks the
+rules ends the connection.
 """
 
 from __future__ import annotations
@@ -10,41 +12,29 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from services.edge.agent import wire
-from services.edge.agent.handshake import CgroupFds, connect_path, error_of, greet, set_up
-from services.edge.agent.inflight import Inflight, OnNote, data_of
+from services.edge.agent import handshake, wire
+from services.edge.agent.arriving import NOTES, Arriving, OnNote, data_of
+from services.edge.agent.handshake import CgroupFds
+from services.edge.agent.listing import Listed, listed
 from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
-from shared.errors import Unavailable
+from shared.errors import DsecError, Unavailable
 
 KILL_WAIT_S = 8.0  # a killed tree is reported gone within 5 s by the agent
 CONNECT_RETRY_S = 0.005
 READ_BYTES = 512 * 1024
 START_ATTEMPTS = 4
+ANSWER_S = 10.0  # the agent's answer to a request that is one frame
+OP_ID_MAX = 0xFFFFFFF0
 CREDIT_BYTES = wire.WINDOW_BYTES // 4  # consumed before the agent is told
 ACK_LATER_S = 0.1  # acknowledgements wait this long, longer than the journal takes
 ACK_LATER_MAX = 16  # of them wait; the agent keeps 64 results
 ACK_LATER_BYTES = 64 * 1024  # an operation with more output is acknowledged at once
-
-NOTES = frozenset({Msg.OK, Msg.EOF})  # of a connection: it is made; its output has ended
 OnOutput = Callable[[int, bytes], Awaitable[None]]
 Control = Callable[[Callable[[int, bytes], None]], None]
 """Is given, once, what sends a frame (type, payload) to the running operation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """An operation the agent knows; ``taken``: the bytes of input it was given;
-    ``terminal``: whether it is on one."""
-
-    id: int
-    key: str
-    done: bool
-    taken: int = 0
-    terminal: bool = False
 
 
 class AgentClient(asyncio.BufferedProtocol):
@@ -55,11 +45,13 @@ class AgentClient(asyncio.BufferedProtocol):
 
     def __init__(self, hello: Fields, decoder: wire.FrameDecoder) -> None:
         self.generation = hello.text(Tag.GENERATION)
-        self._next_id = max(1, hello.number(Tag.NEXT_ID, 1))
+        self._next_id = _usable_id(hello.number(Tag.NEXT_ID, 1))
         self._decoder = decoder
-        self._ops: dict[int, Inflight] = {}
+        self._ops: dict[int, Arriving] = {}
         self._transport: asyncio.Transport | None = None
         self._on_lost: Callable[[], None] | None = None
+        self._room = asyncio.Event()  # to write: an agent that does not read makes us wait
+        self._room.set()
         self._acks: list[bytes] = []
         self.lost = False
         self.leaving = False  # what runs goes on when its follower is cancelled
@@ -93,12 +85,12 @@ class AgentClient(asyncio.BufferedProtocol):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            await connect_path(sock, path)
+            await handshake.connect(sock, path)
             decoder = wire.FrameDecoder(wire.FROM_AGENT_BYTES_MAX)
-            hello = await greet(sock, decoder, generation)
+            hello = await handshake.greet(sock, decoder, generation)
             client = cls(hello, decoder)
             if cgroups is not None:
-                await set_up(sock, decoder, cgroups)
+                await handshake.set_up(sock, decoder, cgroups, path)
             await loop.create_unix_connection(lambda: client, sock=sock)
             return client
         except BaseException:
@@ -135,8 +127,15 @@ class AgentClient(asyncio.BufferedProtocol):
             if self._transport is not None:
                 self._transport.abort()
 
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        self._room.set()
         error = Unavailable("the connection to the sandbox's agent ended")
         for op in self._ops.values():
             op.put(Msg.ERROR, error)
@@ -151,12 +150,18 @@ class AgentClient(asyncio.BufferedProtocol):
         if got.type == Msg.DATA and got.payload:
             op.put_data(got.payload)
         elif got.type == Msg.CREDIT and len(got.payload) == 5:
-            op.stdin_credit += int.from_bytes(got.payload[1:], "little")
-            op.credit_changed.set()
+            op.add_credit(got.payload)
         elif got.type == Msg.ERROR:
-            op.put(Msg.ERROR, error_of(Fields(got.payload)))
-        elif got.type in (Msg.RESULT, Msg.OK, Msg.LISTING, Msg.EOF):
-            op.put(got.type, got.payload)
+            op.put_end(Msg.ERROR, handshake.error_of(Fields(got.payload)))
+        elif got.type == Msg.LISTING:
+            records = wire.split_records(got.payload, Tag.OP_ID)
+            op.put_end(Msg.LISTING, [listed(r) for r in records])
+        elif got.type == Msg.RESULT:
+            op.put_end(Msg.RESULT, Fields(got.payload))
+        elif got.type in NOTES:
+            op.put_note(got.type)
+        else:
+            raise ProtocolError(f"a frame of type {got.type}")
 
     # ---- operations ----
 
@@ -165,12 +170,28 @@ class AgentClient(asyncio.BufferedProtocol):
             raise Unavailable("the connection to the sandbox's agent ended")
         self._transport.write(wire.frame(type_, op_id, payload))
 
-    def _send_data(self, op: Inflight, piece: memoryview) -> None:
+    async def _send_in_turn(self, type_: int, op_id: int, payload: bytes = b"") -> None:
+        """As :meth:`_send`, once there is room."""
+        await self._until_room()
+        self._send(type_, op_id, payload)
+
+    async def _until_room(self) -> None:
+        if not self._room.is_set():  # an agent that does not read is waited for
+            await self._room.wait()
+
+    def _broken(self, what: str) -> DsecError:
+        """Ends the connection of an agent that breaks the protocol."""
+        if self._transport is not None:
+            self._transport.abort()
+        return Unavailable(f"the sandbox's agent broke the protocol: {what}")
+
+    async def _send_data(self, op: Arriving, piece: memoryview) -> None:
+        await self._until_room()
         if self.lost or self._transport is None:
             raise Unavailable("the connection to the sandbox's agent ended")
         self._transport.writelines((wire.data_frame(op.id, wire.STDIN, len(piece)), piece))
 
-    def _ack(self, op: Inflight) -> None:
+    def _ack(self, op: Arriving) -> None:
         """The agent may forget the operation. It is told of several at once: it would wake
         up for nothing else, once a command. And until then an edge that dies before the
         result is in its journal finds it with the agent."""
@@ -185,16 +206,15 @@ class AgentClient(asyncio.BufferedProtocol):
         if acks and self._transport is not None and not self.lost and not self.leaving:
             self._transport.write(b"".join(acks))
 
-    def _open(self) -> Inflight:
-        op = Inflight(self._next_id)
-        self._next_id = self._next_id + 1 if self._next_id < 0xFFFFFFF0 else 1
+    def _open(self) -> Arriving:
+        op = Arriving(self._next_id)
+        self._next_id = _usable_id(self._next_id + 1)
         self._ops[op.id] = op
         return op
 
     async def list(self) -> list[Listed]:
         """Operations that run or wait to be acknowledged."""
-        answer = await self._ask(Msg.LIST)
-        return [_listed(r) for r in wire.split_records(answer, Tag.OP_ID)]
+        return cast("list[Listed]", await self._ask(Msg.LIST))
 
     async def pause(self) -> None:
         """Stops the commands' clock: no time limit runs out until :meth:`resume`."""
@@ -204,15 +224,21 @@ class AgentClient(asyncio.BufferedProtocol):
         """Lets the commands' clock go on."""
         await self._ask(Msg.RESUME)
 
-    async def _ask(self, type_: int) -> bytes:
+    async def _ask(self, type_: int) -> Any:
         """The answer to a request that is one frame."""
         op = self._open()
+        op.on_note = _unheard  # OK is an answer here
         try:
-            self._send(type_, op.id)
-            answer, value = await op.next()
+            async with asyncio.timeout(ANSWER_S):
+                await self._send_in_turn(type_, op.id)
+                answer, value = await op.next()
             if answer == Msg.ERROR:
                 raise value
-            return bytes(value)
+            if answer != (Msg.LISTING if type_ == Msg.LIST else Msg.OK):
+                raise self._broken(f"no answer to {Msg(type_).name}")
+            return value
+        except TimeoutError:
+            raise Unavailable("the sandbox's agent does not answer") from None
         finally:
             self._ops.pop(op.id, None)
 
@@ -226,7 +252,11 @@ class AgentClient(asyncio.BufferedProtocol):
         NOTES go to ``on_note``, in order."""
         op = self._open()
         op.on_note = on_note
-        self._send(type_, op.id, payload)
+        try:
+            await self._send_in_turn(type_, op.id, payload)
+        except BaseException:
+            self._ops.pop(op.id, None)
+            raise
         return await self._follow(op, on_output, stdin, control)
 
     async def attach(
@@ -235,13 +265,13 @@ class AgentClient(asyncio.BufferedProtocol):
     ) -> Fields:  # fmt: skip
         """Follows an operation started by an earlier connection: its retained output
         from the beginning, then its result. ``stdin`` goes on after what it has taken."""
-        op = self._ops[op_id] = Inflight(op_id)
+        op = self._ops[op_id] = Arriving(op_id)
         op.stdin_credit = 0  # the agent answers with all there is
-        self._send(Msg.ATTACH, op_id)
+        await self._send_in_turn(Msg.ATTACH, op_id)
         return await self._follow(op, on_output, stdin, control)
 
     async def _follow(
-        self, op: Inflight, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
+        self, op: Arriving, on_output: OnOutput, stdin: AsyncIterator[bytes] | None,
         control: Control | None,
     ) -> Fields:  # fmt: skip
         if control is not None:  # first: a size comes before what is typed after it
@@ -260,40 +290,43 @@ class AgentClient(asyncio.BufferedProtocol):
                 self._ack(op)
 
     async def _events(
-        self, op: Inflight, on_output: OnOutput, pump: asyncio.Future[None] | None
+        self, op: Arriving, on_output: OnOutput, pump: asyncio.Future[None] | None
     ) -> Fields:
         while True:
             type_, value = await op.next()
             if type_ == Msg.DATA:
                 await on_output(value[0], data_of(value))
-                self._consumed(op, value)
+                await self._consumed(op, value)
             elif type_ == Msg.ERROR:
                 op.events.clear()
                 op.put(type_, value)  # it is over: there is nothing to kill and wait for
                 if pump and pump.done() and not pump.cancelled() and pump.exception():
                     pump.result()
                 raise value
+            elif type_ == Msg.RESULT:
+                return cast(Fields, value)
             elif op.on_note is not None and type_ in NOTES:
                 await op.on_note(type_)
             else:
-                return Fields(value)
+                raise self._broken("no result of an operation")
 
-    def _consumed(self, op: Inflight, data: bytes) -> None:
+    async def _consumed(self, op: Arriving, data: bytes) -> None:
         """Grants credit for a DATA payload, and for those before it that were too small
         to be worth a frame."""
         stream, op.output_bytes = data[0], op.output_bytes + len(data) - 1
         consumed = op.consumed.get(stream, 0) + len(data) - 1
         if consumed >= CREDIT_BYTES:
-            self._send_to(op, Msg.CREDIT, data[:1] + consumed.to_bytes(4, "little"))
+            await self._until_room()
+            self._send_to(op, Msg.CREDIT, bytes(data[:1]) + consumed.to_bytes(4, "little"))
             consumed = 0
         op.consumed[stream] = consumed
 
-    def _send_to(self, op: Inflight, type_: int, payload: bytes) -> None:
+    def _send_to(self, op: Arriving, type_: int, payload: bytes) -> None:
         """A frame that is for nobody once the operation or the connection is over."""
         if op.id in self._ops and not self.lost:
             self._send(type_, op.id, payload)
 
-    async def _kill(self, op: Inflight) -> None:
+    async def _kill(self, op: Arriving) -> None:
         """Ends what still runs and waits for the agent's word that it is gone."""
         if self.lost or self.leaving or any(t != Msg.DATA and t not in NOTES for t, _ in op.events):
             return
@@ -304,11 +337,11 @@ class AgentClient(asyncio.BufferedProtocol):
                     type_, value = await op.next()
                     if type_ != Msg.DATA:
                         return
-                    self._consumed(op, value)
+                    await self._consumed(op, value)
         except (TimeoutError, Unavailable):
             return
 
-    async def _pump_stdin(self, op: Inflight, chunks: AsyncIterator[bytes]) -> None:
+    async def _pump_stdin(self, op: Arriving, chunks: AsyncIterator[bytes]) -> None:
         try:
             async for chunk in chunks:
                 view = memoryview(chunk)
@@ -320,7 +353,7 @@ class AgentClient(asyncio.BufferedProtocol):
                         if self.lost:
                             return
                     op.stdin_credit -= len(piece)
-                    self._send_data(op, piece)
+                    await self._send_data(op, piece)
         except Exception:
             self._send(Msg.KILL, op.id)  # an input that broke off is not an end of input
             raise
@@ -341,8 +374,9 @@ async def started(
     return await attempt()
 
 
-def _listed(record: Fields) -> Listed:
-    return Listed(
-        record.number(Tag.OP_ID), record.text(Tag.KEY), record.text(Tag.STATE) == "done",
-        record.number(Tag.TAKEN), bool(record.number(Tag.ROWS)),
-    )  # fmt: skip
+async def _unheard(_type: int) -> None:
+    return None
+
+
+def _usable_id(number: int) -> int:
+    return number if 0 < number <= OP_ID_MAX else 1

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from services.edge.agent import wire
-from services.edge.agent.client import AgentClient, Control, Listed, started
+from services.edge.agent.client import AgentClient, Control, started
+from services.edge.agent.listing import Listed
 from services.edge.agent.wire import Fields, Msg, Tag
 from services.edge.drivers.base import (
     ExecIO,
@@ -124,7 +125,7 @@ def signal_name(number: int) -> str:
 
 def signal_number(name: str) -> int:
     """9 for ``KILL``, ``SIGKILL`` or ``9``; raises ``InvalidRequest``."""
-    if name.isdigit() and int(name) < 65:
+    if name.isascii() and name.isdigit() and len(name) < 3 and int(name) < 65:
         return int(name)
     try:
         return signal.Signals["SIG" + name.removeprefix("SIG")]
@@ -207,7 +208,7 @@ async def resume_command(
     async def on_output(stream: int, data: bytes) -> None:
         await io.output(STREAMS[stream], data)
 
-    await io.resumes(taken=known.taken, terminal=known.terminal)
+    await io.resumes(taken=known.taken, terminal=known.terminal, base=known.base)
     result = await agent.attach(
         known.id, on_output,
         stdin=io.input() if stdin else None, control=_control(io),

@@ -7,11 +7,12 @@ own: path resolution and rights, which happen in the sandbox as the given user.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 from services.edge.agent import wire
 from services.edge.agent.client import AgentClient, started
-from services.edge.agent.wire import Fields, FileOp, Msg, Tag
+from services.edge.agent.wire import Fields, FileOp, Msg, ProtocolError, Tag
 from services.edge.drivers.base import ResumeIO
 from services.edge.drivers.files import FileChange, FileInfo
 from shared.errors import InvalidRequest
@@ -22,6 +23,15 @@ TYPES = {
 CHANGES = {"b": "ready", "c": "created", "m": "modified", "d": "deleted", "o": "overflow"}
 READ_CHUNKS_AHEAD = 2  # chunks of at most 128 KiB between agent and reader
 ENTRY_BYTES_MAX = 64 * 1024
+
+
+@contextmanager
+def _agents_own() -> Iterator[None]:
+    """What an agent does against the protocol is its sandbox's own doing."""
+    try:
+        yield
+    except ProtocolError as exc:
+        raise InvalidRequest(f"the sandbox's agent broke the protocol: {exc}") from exc
 
 
 def _payload(op: FileOp, path: str, user: str, *extra: bytes) -> bytes:
@@ -104,12 +114,14 @@ async def read(
     async for data in _streamed(agent, _payload(FileOp.READ, path, user, *extra)):
         if not told:
             head += data
-            cut = wire.field_end(head)
+            with _agents_own():
+                cut = wire.field_end(head)
+                name = "" if cut is None else Fields(head[:cut]).text(Tag.SOURCE)
             if cut is None:
                 continue
             told, data = True, head[cut:]
             if opened is not None:
-                opened(Fields(head[:cut]).text(Tag.SOURCE))
+                opened(name)
         if data:
             yield data
 
@@ -153,10 +165,11 @@ async def _entries(stream: AsyncIterator[bytes]) -> AsyncIterator[list[Fields]]:
     held = b""
     async for data in stream:
         held += data
-        cut = wire.entries_end(held)
-        if len(held) - cut > ENTRY_BYTES_MAX:
-            raise InvalidRequest("an entry of the sandbox's agent is too large", field="path")
-        found = list(wire.split_entries(held[:cut]))
+        with _agents_own():
+            cut = wire.entries_end(held)
+            if len(held) - cut > ENTRY_BYTES_MAX:
+                raise ProtocolError("an entry without end")
+            found = list(wire.split_entries(held[:cut]))
         held = held[cut:]
         if found:
             yield found

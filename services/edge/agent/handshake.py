@@ -1,7 +1,7 @@
-"""The beginning of a connection to an agent: who it is, and what it is handed over.
+"""How a connection to an agent begins: greeting, and what the edge hands over once.
 
-Owns: the socket's way there, greeting, set-up, the agent's errors as ours. Does not
-own: operations (:mod:`services.edge.agent.client`).
+Owns: the greeting, descriptors of the workload's control groups, the socket on which the
+agent listens from then on. Does not own: operations (:mod:`services.edge.agent.client`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.edge.agent import wire
 from services.edge.agent.wire import Fields, Msg, ProtocolError, Tag
 from shared.errors import DsecError, Unsupported, from_code
+
+BACKLOG = 8
+READ_BYTES = 65536
+QUEUE_RETRY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,44 +33,29 @@ class CgroupFds:
     oom: int | None = None
 
 
-def error_of(fields: Fields) -> DsecError:
-    """The typed error of an ERROR payload; its texts are data of the sandbox, bounded."""
-    known = (("errno", Tag.ERRNO, 32), ("path", Tag.PATH, 4096))
-    details = {n: _shown(fields.text(tag))[:most] for n, tag, most in known if tag in fields}
-    message = _shown(fields.text(Tag.MESSAGE, "failed"))[:1024]
-    return from_code(
-        fields.text(Tag.CODE), message,
-        field=fields.text(Tag.FIELD)[:64] or None, details=details or None,
-    )  # fmt: skip
-
-
-def _shown(text: str) -> str:
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-async def connect_path(sock: socket.socket, path: Path) -> None:
-    """Connects through the folder's descriptor: socket paths end at 107 bytes."""
-    loop = asyncio.get_running_loop()
+@contextmanager
+def _in_folder(path: Path) -> Iterator[str]:
+    """A name of ``path`` through its folder's descriptor: socket paths end at 107 bytes."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        await loop.sock_connect(sock, f"/proc/self/fd/{folder}/{path.name}")
+        yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
 
 
-async def _next_frames(sock: socket.socket, decoder: wire.FrameDecoder) -> list[wire.Frame]:
-    while True:
-        data = await asyncio.get_running_loop().sock_recv(sock, 65536)
-        if not data:
-            raise EOFError("the agent closed the connection")
-        frames = decoder.feed(data)
-        if frames:
-            return frames
+async def connect(sock: socket.socket, path: Path) -> None:
+    """Connects to the socket at ``path``; raises ``OSError``. The event loop's own way takes
+    a full queue of connections for one that is on its way, and returns unconnected."""
+    with _in_folder(path) as name:
+        while True:
+            try:
+                return sock.connect(name)
+            except BlockingIOError:
+                await asyncio.sleep(QUEUE_RETRY_S)
 
 
 async def greet(sock: socket.socket, decoder: wire.FrameDecoder, generation: str | None) -> Fields:
-    """What the agent says of itself. Raises ``Unsupported`` for another protocol version
-    or ``generation``."""
+    """The agent's greeting. Raises ``Unsupported`` for another version or generation."""
     hello = wire.frame(Msg.HELLO, 0, wire.MAGIC + wire.field(Tag.VERSION, wire.VERSION))
     await asyncio.get_running_loop().sock_sendall(sock, hello)
     got = (await _next_frames(sock, decoder))[0]
@@ -80,17 +70,54 @@ async def greet(sock: socket.socket, decoder: wire.FrameDecoder, generation: str
     return fields
 
 
-async def set_up(sock: socket.socket, decoder: wire.FrameDecoder, cgroups: CgroupFds) -> None:
-    """Hands over the workload's groups: the agent's launcher has joined them then."""
+async def set_up(
+    sock: socket.socket, decoder: wire.FrameDecoder, cgroups: CgroupFds, path: Path
+) -> None:
+    """Hands over the groups, and a listening socket that takes the place of the agent's
+    own at ``path``: one made out here shows in no list of sockets in the sandbox."""
     fds = [*cgroups.v1, *(fd for fd in (cgroups.v2, cgroups.oom) if fd is not None)]
     payload = (
         wire.field(Tag.V1_COUNT, len(cgroups.v1))
         + wire.field(Tag.HAS_V2, int(cgroups.v2 is not None))
         + wire.field(Tag.HAS_OOM, int(cgroups.oom is not None))
+        + wire.field(Tag.HAS_LISTENER, 1)
     )
-    socket.send_fds(sock, [wire.frame(Msg.SETUP, 0, payload)], fds)
-    got = (await _next_frames(sock, decoder))[0]
-    if got.type == Msg.ERROR:
-        raise error_of(Fields(got.payload))
-    if got.type != Msg.OK:
-        raise ProtocolError("no answer to the set-up")
+    made = path.with_name(path.name + ".new")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        _listen(listener, made)
+        socket.send_fds(sock, [wire.frame(Msg.SETUP, 0, payload)], [*fds, listener.fileno()])
+        got = (await _next_frames(sock, decoder))[0]
+        if got.type == Msg.ERROR:
+            raise error_of(Fields(got.payload))
+        if got.type != Msg.OK:
+            raise ProtocolError("no answer to the set-up")
+        made.rename(path)
+
+
+def _listen(listener: socket.socket, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with _in_folder(path) as name:
+        listener.bind(name)
+    path.chmod(0o600)
+    listener.setblocking(False)
+    listener.listen(BACKLOG)
+
+
+async def _next_frames(sock: socket.socket, decoder: wire.FrameDecoder) -> list[wire.Frame]:
+    while True:
+        data = await asyncio.get_running_loop().sock_recv(sock, READ_BYTES)
+        if not data:
+            raise EOFError("the agent closed the connection")
+        frames = decoder.feed(data)
+        if frames:
+            return frames
+
+
+def error_of(fields: Fields) -> DsecError:
+    """The typed error of an ERROR payload; its texts are data of the sandbox, bounded."""
+    known = (("errno", Tag.ERRNO, 32), ("path", Tag.PATH, 4096))
+    details = {name: fields.shown(tag, most) for name, tag, most in known if tag in fields}
+    return from_code(
+        fields.shown(Tag.CODE, 32), fields.shown(Tag.MESSAGE, 1024) or "failed",
+        field=fields.shown(Tag.FIELD, 64) or None, details=details or None,
+    )  # fmt: skip

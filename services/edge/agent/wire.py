@@ -110,9 +110,12 @@ class Tag(IntEnum):
     V1_COUNT = 83
     HAS_V2 = 84
     HAS_OOM = 85
+    HAS_LISTENER = 86
     OP_ID = 90
     STATE = 91
     TAKEN = 92
+    BASE_OUT = 93
+    BASE_ERR = 94
 
 
 class FileOp(IntEnum):
@@ -272,6 +275,11 @@ class Fields:
         """Bytes that are not UTF-8 become lone surrogates (paths), see :func:`field`."""
         raw = self._values.get(tag)
         return otherwise if raw is None else raw.decode("utf-8", "surrogateescape")
+
+    def shown(self, tag: int, most: int) -> str:
+        """Text to be shown: at most ``most`` characters, bytes that are not UTF-8 as U+FFFD."""
+        raw = self._values.get(tag, b"")[: 4 * most]
+        return raw.decode("utf-8", "replace")[:most]
 
 
 def split_records(payload: bytes, first: int) -> Iterator[Fields]:

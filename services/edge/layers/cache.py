@@ -5,7 +5,8 @@ Owns: ``<root>/<digest>/{manifest.json,meta.erofs,chunks.sha256,profile}`` and
 (:mod:`.chunks` verifies before it puts; what an earlier process left counts as unverified
 until it is checked again, so no write needs to be atomic), fetching.
 
-A layer in use loses chunks only when nothing else is left to go, and never its metadata.
+A layer in use loses chunks only when nothing else is left to go, and never its metadata; the
+metadata of another goes after its last chunk.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ Key = tuple[str, int]
 class _Entry:
     size: int
     verified: bool
+    stamp: int = 0
+    """Grows with each use."""
 
 
 class LayerCache:
@@ -43,16 +46,15 @@ class LayerCache:
     ) -> None:
         self.root = root
         self._cap, self._reserve, self._in_use = cap_bytes, reserve_bytes, in_use
-        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._layers: dict[str, OrderedDict[int, _Entry]] = {}
+        self._stamp = 0
         self._fds: OrderedDict[Key, int] = OrderedDict()
         self.bytes = 0
         self.evicted = 0
         self._free = (0.0, 0)
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _, key, size in sorted(self._found()):
-            self._entries[key] = _Entry(size, verified=False)
-            self.bytes += size
-        self.make_room(0)
+            self._add(key, size, verified=False)
 
     def _found(self) -> Iterator[tuple[float, Key, int]]:
         """What an earlier process left, by age; layers without metadata are removed."""
@@ -75,10 +77,20 @@ class LayerCache:
 
     def layers(self) -> list[str]:
         """Digests of layers whose metadata is here."""
-        return [digest for digest, index in self._entries if index == META]
+        return [digest for digest in self._layers if self.has((digest, META))]
 
     def has(self, key: Key) -> bool:
-        return key in self._entries
+        return self._entry(key) is not None
+
+    def _entry(self, key: Key) -> _Entry | None:
+        entries = self._layers.get(key[0])
+        return entries.get(key[1]) if entries else None
+
+    def _used(self, key: Key) -> None:
+        entries = self._layers[key[0]]
+        self._stamp += 1
+        entries[key[1]].stamp = self._stamp
+        entries.move_to_end(key[1])
 
     def add_layer(self, digest: str) -> None:
         """Its folder was put in place."""
@@ -86,12 +98,12 @@ class LayerCache:
 
     def touch(self, digest: str) -> None:
         """The layer is wanted now."""
-        if (digest, META) in self._entries:
-            self._entries.move_to_end((digest, META))
+        if self.has((digest, META)):
+            self._used((digest, META))
 
     def read(self, key: Key, start: int, length: int) -> bytearray | None:
         """A part of a verified chunk if it needs no wait for the disk."""
-        entry = self._entries.get(key)
+        entry = self._entry(key)
         if entry is None or not entry.verified:
             return None
         try:
@@ -101,7 +113,7 @@ class LayerCache:
             if error.errno != errno.EAGAIN:
                 self.discard(key)
             return None
-        self._entries.move_to_end(key)
+        self._used(key)
         return data if count == length else None
 
     def content(self, key: Key) -> bytes | None:
@@ -113,9 +125,10 @@ class LayerCache:
 
     def verified(self, key: Key) -> None:
         """The chunk's file is as it should be."""
-        if key in self._entries:
-            self._entries[key].verified = True
-            self._entries.move_to_end(key)
+        entry = self._entry(key)
+        if entry is not None:
+            entry.verified = True
+            self._used(key)
 
     def write(self, key: Key, data: bytes) -> bool:
         """The chunk's file; ``False`` where the disk refuses. For any thread."""
@@ -132,9 +145,10 @@ class LayerCache:
         """The file that was written belongs to the cache."""
         self._add(key, size)
 
-    def _add(self, key: Key, size: int) -> None:
+    def _add(self, key: Key, size: int, *, verified: bool = True) -> None:
         self._drop_entry(key)
-        self._entries[key] = _Entry(size, verified=True)
+        self._layers.setdefault(key[0], OrderedDict())[key[1]] = _Entry(size, verified)
+        self._used(key)
         self.bytes += size
         self.make_room(0)
 
@@ -157,18 +171,20 @@ class LayerCache:
         return free
 
     def _evict(self) -> bool:
-        """Removes the oldest entry of a layer that is not in use, else the oldest chunk."""
-        for _ in range(len(self._entries)):
-            key = next(iter(self._entries))
-            if not self._in_use(key[0]):
-                self.forget(key[0]) if key[1] == META else self.discard(key)
-                self.evicted += 1
-                return True
-            self._entries.move_to_end(key)
-        oldest = next((key for key in self._entries if key[1] != META), None)
+        """Removes the oldest chunk of layers that are not in use, else of those that are."""
+        oldest: tuple[bool, int, Key] | None = None
+        for digest, entries in self._layers.items():
+            in_use = self._in_use(digest)
+            index = next((index for index in entries if index != META), META)
+            if index != META or not in_use:
+                oldest = min(
+                    oldest or (True, self._stamp + 1, ("", META)),
+                    (in_use, entries[index].stamp, (digest, index)),
+                )
         if oldest is None:
             return False
-        self.discard(oldest)
+        key = oldest[2]
+        self.forget(key[0]) if key[1] == META else self.discard(key)
         self.evicted += 1
         return True
 
@@ -179,14 +195,17 @@ class LayerCache:
 
     def forget(self, digest: str) -> None:
         """Removes a layer with all its chunks."""
-        for key in [key for key in self._entries if key[0] == digest]:
-            self._drop_entry(key)
+        for index in list(self._layers.get(digest, ())):
+            self._drop_entry((digest, index))
         shutil.rmtree(self.folder(digest), ignore_errors=True)
 
     def _drop_entry(self, key: Key) -> None:
-        entry = self._entries.pop(key, None)
+        entry = self._entry(key)
         if entry is not None:
             self.bytes -= entry.size
+            del self._layers[key[0]][key[1]]
+            if not self._layers[key[0]]:
+                del self._layers[key[0]]
         fd = self._fds.pop(key, None)
         if fd is not None:
             os.close(fd)

@@ -30,8 +30,6 @@ from shared.errors import DeadlineExceeded, DsecError, Internal, NotFound, Unava
 log = logging.getLogger(__name__)
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
-LAST_UNITS_MAX = 1024
-"""Layers whose last fetch is remembered, to fetch ahead."""
 THREADS = 4
 """For digests and the disk."""
 T = TypeVar("T")
@@ -48,7 +46,6 @@ class Chunks:
         self._reader, self._cache, self._settings, self._faults = reader, cache, settings, faults
         self._hot: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._flights: dict[tuple[str, int], asyncio.Future[Found]] = {}
-        self._last_unit: OrderedDict[str, int] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(settings.layers_fetches)
         self._prefetches = asyncio.Semaphore(settings.layers_prefetches)
@@ -80,9 +77,10 @@ class Chunks:
                 found: Found = {}
                 per = self._settings.chunks_per_unit
                 units = sorted({part[0] // per for part in parts})
-                for unit in units[1:]:
+                for unit in units:
                     self._flight(layer, unit)  # side by side
-                self._read_ahead(layer, units)
+                for unit in units:
+                    self._read_ahead(layer, unit)
                 for unit in units:
                     found |= await self._unit(layer, unit)
                 return [memoryview(found[i])[start : start + count] for i, start, count in parts]
@@ -91,20 +89,15 @@ class Chunks:
             self._faults.tell("deadline", layer.digest, offset // DATA_CHUNK_BYTES, message)
             raise DeadlineExceeded(message, cause="image") from None
 
-    def _read_ahead(self, layer: Known, units: Sequence[int]) -> None:
-        """The next unit for a reader that goes on where the last fetch of the layer ended."""
-        last = self._last_unit.get(layer.digest)
-        self._last_unit[layer.digest] = units[-1]
-        self._last_unit.move_to_end(layer.digest)
-        if len(self._last_unit) > LAST_UNITS_MAX:
-            self._last_unit.popitem(last=False)
-        following = units[-1] + 1
+    def _read_ahead(self, layer: Known, unit: int) -> None:
+        """The other half of an aligned pair: who starts a program goes on near by, and
+        its latency is the same as that of the half that is waited for."""
         per = self._settings.chunks_per_unit
-        if last == units[0] - 1 and following * per < layer.chunks:
-            chunks = range(following * per, min((following + 1) * per, layer.chunks))
-            if not all(self._cache.has((layer.digest, chunk)) for chunk in chunks):
-                self.ahead += (layer.digest, following) not in self._flights
-                self._flight(layer, following)
+        other = unit ^ 1
+        chunks = range(other * per, min((other + 1) * per, layer.chunks))
+        if not all(self._cache.has((layer.digest, chunk)) for chunk in chunks):
+            self.ahead += (layer.digest, other) not in self._flights
+            self._flight(layer, other)
 
     async def _unit(self, layer: Known, unit: int) -> Found:
         while True:

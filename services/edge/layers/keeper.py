@@ -35,8 +35,6 @@ STEADY_S = 10.0
 END_S = 2.0
 """For a worker with nothing open to end after its keeper."""
 TAKE_OVER_S = 5.0
-LOOK_S = 0.2
-"""Between looks whether to stop: a signal does not end the wait for a child."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +102,12 @@ class Keeper:
                 f"another layer service runs on {settings.root}", field="layers_dir"
             ) from None
         self._stopping = threading.Event()
+        self._woken, self._wake = os.pipe()
         self._worker: subprocess.Popen[bytes] | None = None
 
     def stop(self) -> None:
         self._stopping.set()
+        os.write(self._wake, b"x")
 
     def run(self) -> None:
         """Keeps a worker running until it is told to stop."""
@@ -150,12 +150,13 @@ class Keeper:
 
     def _wait(self) -> int | None:
         """The worker's exit code; ``None`` when the keeper is to stop first."""
-        while self._worker is not None and not self._stopping.is_set():
-            try:
-                return self._worker.wait(LOOK_S)
-            except subprocess.TimeoutExpired:
-                continue
-        return None
+        assert self._worker is not None
+        ended = os.pidfd_open(self._worker.pid)
+        try:
+            select.select([ended, self._woken], [], [])
+        finally:
+            os.close(ended)
+        return None if self._stopping.is_set() else self._worker.wait()
 
     def _leave(self) -> None:
         """A worker with open layers is left to serve them."""

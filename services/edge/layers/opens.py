@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -29,7 +30,8 @@ class Opens:
     def opened(self, handle: int, digest: str) -> None:
         """Noted before it is answered."""
         if handle not in self._handles:
-            self._path(handle, digest).touch()
+            with suppress(OSError):  # on a full disk it is known as long as this process lives
+                self._path(handle, digest).touch()
             self._handles[handle] = digest
             self._counts[digest] += 1
 

@@ -69,7 +69,11 @@ class Server:
                 self._ended()
                 return
             operation, unique, node, body = fuse.request(memoryview(self._buffer)[:length])
-            self._handle(operation, unique, node, body)
+            try:
+                self._handle(operation, unique, node, body)
+            except Exception:  # whoever waits in the kernel must get an answer
+                log.exception("operation %d", operation)
+                self._fail(unique, errno.EIO)
 
     def _handle(self, operation: int, unique: int, node: int, body: memoryview) -> None:
         if operation == fuse.READ:

@@ -1,4 +1,4 @@
-"""Images for tests: EROFS layers built from a static busybox.
+"""Images for tests: EROFS layers built from a few programs of the machine.
 
 Owns: building them. Does not own: the product's own image conversion, on which these
 tests do not depend.
@@ -6,6 +6,7 @@ tests do not depend.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,6 +22,19 @@ agent:x:1000:
 tools:x:2000:agent
 nogroup:x:65534:
 """
+HELLO = r"""
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        printf("%s\n", argv[i]);
+    for (int c; (c = getchar()) != EOF;)
+        putchar(c);
+    return argc;
+}
+"""
+"""A program that prints its arguments, then its input, and exits with their number + 1."""
 
 
 def pack(tree: Path, name: str) -> Layer:
@@ -53,6 +67,53 @@ def busybox_tree(folder: Path) -> Path:
     (tree / "etc" / "group").write_text(GROUP)
     shutil.chown(tree / "home/agent", 1000, 1000)
     return tree
+
+
+def scratch_tree(folder: Path) -> Path:
+    """A root file system that holds one static program and nothing else: ``/hello``, see
+    :data:`HELLO`."""
+    tree = folder / "scratch"
+    tree.mkdir()
+    compiled(HELLO, tree / "hello", "-static")
+    return tree
+
+
+def musl_tree(folder: Path) -> Path:
+    """As Alpine's: busybox, musl's loader, and ``/bin/hello`` linked against it."""
+    tree = busybox_tree(folder)
+    loader = next(Path("/lib").glob("ld-musl-*.so.1"))
+    shutil.copy2(loader.resolve(), tree / "lib" / loader.name)
+    compiled(HELLO, tree / "bin" / "hello", cc="musl-gcc")
+    return tree.rename(folder / "musl")
+
+
+def debian_tree(folder: Path) -> Path:
+    """Debian's own dash, bash and coreutils, with the libraries they need."""
+    tree = folder / "debian"
+    for name in ("usr/bin", "usr/lib", "usr/lib64", "etc", "tmp", "root", "home/agent"):
+        (tree / name).mkdir(parents=True)
+    for name in ("bin", "lib", "lib64"):
+        (tree / name).symlink_to(f"usr/{name}")
+    for program in ("bash", "dash", "cat", "ls", "echo", "sleep", "true", "seq"):
+        found = Path(shutil.which(program) or program)
+        shutil.copy2(found, tree / "usr/bin" / program)
+        needed = subprocess.run(["ldd", found], capture_output=True, text=True, check=True).stdout
+        for library in re.findall(r"(/\S+)", needed):
+            target = tree / "usr" / Path(library).relative_to("/").as_posix().removeprefix("usr/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(library, target)
+    (tree / "usr/bin/sh").symlink_to("dash")
+    compiled(HELLO, tree / "usr/bin/hello")
+    (tree / "etc" / "passwd").write_text(PASSWD)
+    (tree / "etc" / "group").write_text(GROUP)
+    return tree
+
+
+def compiled(source: str, program: Path, *options: str, cc: str = "cc") -> Path:
+    """Compiles C text to ``program``."""
+    argv = [cc, "-O1", "-xc", "-", "-o", str(program), *options]
+    subprocess.run(argv, input=source, text=True, check=True)
+    return program
 
 
 def bash_layer(folder: Path) -> Layer:

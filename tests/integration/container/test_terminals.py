@@ -199,7 +199,7 @@ async def test_a_terminal_goes_on_after_the_edge_restarts(
 class Resumed(Terminal):
     taken = -1
 
-    async def resumes(self, *, taken: int, terminal: bool) -> None:
+    async def resumes(self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)) -> None:
         assert terminal
         self.taken = taken
 

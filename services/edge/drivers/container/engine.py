@@ -256,6 +256,6 @@ def _image_tar(aether: bytes) -> bytes:
             folder.type, folder.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(folder)
         binary = tarfile.TarInfo("aether")
-        binary.size, binary.mode = len(aether), 0o755
+        binary.size, binary.mode = len(aether), 0o111
         tar.addfile(binary, io.BytesIO(aether))
     return out.getvalue()

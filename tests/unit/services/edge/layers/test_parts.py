@@ -54,6 +54,18 @@ def test_the_oldest_goes_first_and_a_read_makes_young(tmp_path: Path) -> None:
     assert made.bytes == 902 == on_disk(tmp_path)
 
 
+def test_a_layers_metadata_goes_after_its_chunks(tmp_path: Path) -> None:
+    made = cache(tmp_path, cap=450)
+    add_layer(made, A)
+    put(made, A, 0)
+    add_layer(made, B)
+    put(made, B, 0)
+    put(made, B, 1)
+    assert made.has((A, META)) and not made.has((A, 0))
+    put(made, B, 2)
+    assert made.has((B, 0)) and not made.has((A, META)) and not made.folder(A).exists()
+
+
 def test_what_is_in_use_goes_last_and_its_metadata_never(tmp_path: Path) -> None:
     """(T09)"""
     made = cache(tmp_path, A)

@@ -1,0 +1,261 @@
+"""Verdicts: what an agent's work is worth, judged where the agent cannot reach.
+
+Owns: the step from an agent's sandbox to a reward, and the check that a task can be
+solved and is not solved already. Does not own: what a good test is.
+
+The agent's workspace travels as a git patch into a fresh sandbox of the same layers:
+its processes, packages, planted files outside of the workspace, and whatever it did to
+its own tools stay behind. Tests come in only then, over whatever lies in their place.
+Where there is no repository, the work is judged in place, after everything that the
+agent left running was killed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from libdsec.args import DSecContainerRunArgs
+from libdsec.client import DSecClient
+from libdsec.errors import (
+    DSecError,
+    FileError,
+    InvalidRequest,
+    QuotaExceeded,
+    SandboxDied,
+    Unsupported,
+)
+from libdsec.results import ExecResult
+from libdsec.sandbox import Sandbox
+
+PROTECTED = (
+    "conftest.py", "**/conftest.py", "sitecustomize.py", "**/sitecustomize.py",
+    "usercustomize.py", "**/usercustomize.py", "*.pth", "**/*.pth", "pytest.ini",
+)  # fmt: skip
+"""Files that change how tests run, in git's patterns: never taken from the agent."""
+CREATE_S = 120.0
+STEP_S = 120.0
+TEST_S = 600.0
+PLACE = "/run/dsec-verify"
+"""Where the tests' report is written: a directory made for each verdict, which no other
+user may enter."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run of the tests left: its result and the report, if one was written."""
+
+    result: ExecResult
+    report: bytes | None = None
+
+
+def passed(evidence: Evidence) -> float:
+    """1.0 where the command ended with 0, else 0.0. Code under test that runs inside the
+    test's own process can forge an exit code: judge a report by name where that matters."""
+    return 1.0 if evidence.result.exit_code == 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be solved, and how that is found out.
+
+    ``container_image`` or ``layers`` as in the run arguments; the agent's work lies in
+    ``workdir``. ``tests`` maps paths (relative to ``workdir``, or absolute) to contents
+    that come in at the verdict only; ``clear`` names directories that are emptied
+    before. ``command`` is a shell line for ``workdir``, run as ``user`` for at most
+    ``timeout_s`` seconds; ``$DSEC_REPORT`` names the file for its report, ``judge``
+    makes a reward of both. ``solution`` is a shell script, or contents by path with
+    ``None`` for a file to be removed. ``protected``: patterns of files that are never
+    taken from the agent. ``args``: further run arguments of the sandboxes made here.
+    """
+
+    command: str
+    container_image: str | None = None
+    layers: Sequence[str] = ()
+    tests: Mapping[str, bytes | str] = field(default_factory=dict)
+    clear: Sequence[str] = ()
+    solution: str | Mapping[str, bytes | str | None] | None = None
+    workdir: str = "/workspace"
+    user: str = "root"
+    timeout_s: float = TEST_S
+    judge: Callable[[Evidence], float] = passed
+    protected: Sequence[str] = PROTECTED
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise InvalidRequest("a task needs a command", field="command")
+        if not posixpath.isabs(self.workdir):
+            raise InvalidRequest("an absolute path", field="workdir")
+        if (self.container_image is None) == (not self.layers):
+            raise InvalidRequest("name either container_image or layers", field="layers")
+        for path in (*self.tests, *self.clear):
+            if ".." in path.split("/"):
+                raise InvalidRequest(f"{path!r} leaves the workspace", field="tests")
+
+    def run_args(self) -> DSecContainerRunArgs:
+        """Arguments of a sandbox of this task: without any network, unless ``args`` say
+        otherwise."""
+        given = {"layers": list(self.layers) or None, "workdir": self.workdir, **self.args}
+        return DSecContainerRunArgs(container_image=self.container_image, **given)
+
+    def path(self, name: str) -> str:
+        """Where a file of the task lies."""
+        return posixpath.normpath(posixpath.join(self.workdir, name))
+
+
+@dataclass(frozen=True)
+class Grade:
+    """``reward`` is ``None`` exactly where the infrastructure failed (``is_infra``): such
+    a sample says nothing about the policy. ``cause`` is why there is no full verdict;
+    ``details``: ``fresh`` (judged in a sandbox of its own), ``exit_code``, ``output`` (the
+    end of what the tests wrote), ``message``."""
+
+    reward: float | None
+    is_infra: bool = False
+    cause: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """Whether a task is one: ``oracle`` is the grade with its solution, ``noop`` that of
+    doing nothing; ``ok`` where they are 1 and 0."""
+
+    ok: bool
+    oracle: Grade
+    noop: Grade
+
+
+async def grade(sandbox: Sandbox, task: Task, *, client: DSecClient | None = None) -> Grade:
+    """The verdict on the agent's work in ``sandbox``, which should not be used any more.
+
+    With a ``client`` it is judged in a fresh sandbox made by it, where the workspace is a
+    git repository; else in place, which cannot undo what the agent did to the image's own
+    tools. Errors of the infrastructure are a grade without a reward; a sandbox that the
+    agent brought down is a reward of 0. Raises for mistakes of the task: an image that is
+    not there, a user that is unknown.
+    """
+    try:
+        if client is not None:
+            return await _fresh(sandbox, task, client)
+        return await _in_place(sandbox, task)
+    except DSecError as exc:
+        return _without_verdict(exc)
+
+
+def _without_verdict(exc: DSecError) -> Grade:
+    """Masked, or 0 where the agent's own sandbox came to grief. Raises what is neither:
+    a mistake in the task."""
+    cause, details = exc.cause or exc.code, {"message": str(exc)}
+    if exc.is_infra or isinstance(exc, QuotaExceeded):
+        return Grade(None, is_infra=True, cause=cause, details=details)
+    if isinstance(exc, SandboxDied):
+        return Grade(0.0, cause=cause, details=details)
+    raise exc
+
+
+async def _fresh(sandbox: Sandbox, task: Task, client: DSecClient) -> Grade:
+    async with await client.run_container(task.run_args(), timeout=CREATE_S) as clean:
+        base = await _base(clean, task)
+        if base is None:
+            return await _in_place(sandbox, task)
+        try:
+            patch = await sandbox.files.diff(task.workdir, base=base)
+        except (FileError, InvalidRequest, Unsupported) as exc:
+            text = f"the agent left no repository to compare: {exc}"
+            return Grade(0.0, cause="no_diff", details={"message": text})
+        if patch and not await _apply(clean, task, patch):
+            return Grade(0.0, cause="no_diff", details={"message": "the patch does not apply"})
+        return await _judge(clean, task, fresh=True)
+
+
+async def _base(clean: Sandbox, task: Task) -> str | None:
+    """The commit that the agent began with, ``None`` where there is none."""
+    found = await clean.exec(
+        "git", "-c", "safe.directory=*", "rev-parse", "-q", "--verify", "HEAD",
+        cwd=task.workdir, user="root", timeout=STEP_S,
+    )  # fmt: skip
+    return found.text.strip() if found.ok else None
+
+
+async def _apply(clean: Sandbox, task: Task, patch: bytes) -> bool:
+    excludes = [f"--exclude={pattern}" for pattern in task.protected]
+    applied = await clean.exec(
+        "git", "-c", "safe.directory=*", "apply", "--whitespace=nowarn", *excludes, "-",
+        cwd=task.workdir, user="root", stdin=patch, timeout=STEP_S,
+    )  # fmt: skip
+    return applied.ok
+
+
+async def _in_place(sandbox: Sandbox, task: Task) -> Grade:
+    # `kill -1` spares the caller and PID 1, and nothing that could start again
+    await sandbox.exec("kill -9 -1; exit 0", user="root", timeout=STEP_S)
+    return await _judge(sandbox, task, fresh=False)
+
+
+async def _judge(sandbox: Sandbox, task: Task, *, fresh: bool) -> Grade:
+    """Brings the tests in, runs them, and takes the verdict."""
+    place = f"{PLACE}-{secrets.token_hex(8)}"
+    owner = task.user.partition(":")[0]
+    cleared = [task.path(name) for name in task.clear]
+    made = await sandbox.exec(
+        "sh", "-c", 'umask 077; mkdir "$1" && chown "$2" "$1" && shift 2 && rm -rf -- "$@"',
+        "verify", place, owner, *cleared, cwd="/", user="root", timeout=STEP_S,
+    )  # fmt: skip
+    if not made.ok:
+        raise Unsupported(f"the image cannot hold a verdict: {made.stderr.decode()[-500:]}")
+    for name, content in task.tests.items():
+        await sandbox.files.write(task.path(name), content, user="root")
+    report = posixpath.join(place, "report")
+    result = await sandbox.exec(
+        task.command, cwd=task.workdir, user=task.user, env={"DSEC_REPORT": report},
+        timeout=task.timeout_s,
+    )  # fmt: skip
+    details = {"fresh": fresh, "exit_code": result.exit_code, "output": _tail(result)}
+    if result.timed_out or result.oom_killed:
+        return Grade(0.0, cause="deadline" if result.timed_out else "oom", details=details)
+    try:
+        written = await sandbox.files.read(report, user="root")
+    except FileError:
+        written = None
+    return Grade(task.judge(Evidence(result, written)), details=details)
+
+
+def _tail(result: ExecResult) -> str:
+    return (result.stdout + result.stderr).decode(errors="replace")[-4000:]
+
+
+async def preflight(client: DSecClient, task: Task) -> Preflight:
+    """Whether ``task`` can be solved and is not solved already: grades its solution and
+    an untouched sandbox, the way an agent's work is graded."""
+    if task.solution is None:
+        raise InvalidRequest("a preflight needs the task's solution", field="solution")
+    oracle = await _graded(client, task, solve=True)
+    noop = await _graded(client, task, solve=False)
+    return Preflight(oracle.reward == 1.0 and noop.reward == 0.0, oracle, noop)
+
+
+async def _graded(client: DSecClient, task: Task, *, solve: bool) -> Grade:
+    try:
+        async with await client.run_container(task.run_args(), timeout=CREATE_S) as sandbox:
+            if solve:
+                await _solve(sandbox, task)
+            return await grade(sandbox, task, client=client)
+    except DSecError as exc:
+        return _without_verdict(exc)
+
+
+async def _solve(sandbox: Sandbox, task: Task) -> None:
+    solution = task.solution
+    if isinstance(solution, str):
+        await sandbox.exec(solution, cwd=task.workdir, user="root", timeout=STEP_S, check=True)
+        return
+    for name, content in (solution or {}).items():
+        if content is None:
+            await sandbox.files.remove(task.path(name), user="root")
+        else:
+            await sandbox.files.write(task.path(name), content, user="root")

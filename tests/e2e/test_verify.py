@@ -1,0 +1,185 @@
+"""Verdicts on real containers: what an agent may not bring into them, what is masked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from libdsec import DSecClient, DSecContainerRunArgs, DSecError, InvalidRequest, Sandbox
+from libdsec.verify import Evidence, Task, grade, preflight
+from services.local import LocalSystem
+from tests.e2e.conftest import open_client
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+CHECK = 'import sys; sys.path.insert(0, "/workspace"); import calc; assert calc.add(2, 3) == 5\n'
+LIMITS = {"memory_limit_mb": 256, "pids_limit": 64, "labels": {"suite": "verify"}}
+
+
+def task(**changes: Any) -> Task:
+    given: dict[str, Any] = {
+        "layers": ["py:3.11", "verify-git:1"],
+        "tests": {"checks/check_add.py": CHECK},
+        "clear": ["checks"],
+        "command": "python3 -B checks/check_add.py",
+        "solution": {"calc.py": "def add(a, b):\n    return a + b\n"},
+        "args": LIMITS,
+    }
+    return Task(**{**given, **changes})
+
+
+BASE = """
+mkdir -p /workspace && cd /workspace && printf 'def add(a, b):\\n    return a - b\\n' > calc.py &&
+git init -q . && git add -A && git -c user.email=a@b -c user.name=a commit -qm base
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", autouse=True)
+async def workspaces(container_system: LocalSystem) -> None:
+    """A workspace with a repository, and one without."""
+    folder = Path(container_system.options.image_roots[1])
+    async with open_client(container_system) as client:
+        args = DSecContainerRunArgs(container_image="py:3.11", init_user="root", **LIMITS)
+        async with await client.run_container(args) as sandbox:
+            plain = "rm -rf /workspace/.git"
+            for name, script in (("verify-git:1", BASE), ("verify-plain:1", plain)):
+                await sandbox.exec(script, check=True)
+                root = folder / name.partition(":")[0]
+                await sandbox.files.download_tree("/workspace", root)
+                await client.images.create(name, path=str(root), kind="workspace")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def agent(containers: DSecClient) -> AsyncIterator[Sandbox]:
+    """An agent's sandbox, as root: the worst case."""
+    async with await containers.run_container(task().run_args()) as sandbox:
+        yield sandbox
+
+
+async def test_a_good_task_scores_one_with_its_solution_and_nothing_without(
+    containers: DSecClient,
+) -> None:
+    found = await preflight(containers, task())
+    assert (found.ok, found.oracle.reward, found.noop.reward) == (True, 1.0, 0.0)
+    assert found.oracle.details["fresh"]
+
+
+@pytest.mark.parametrize("solution", ["true", "sed -i s/-/+/ calc.py"])
+async def test_a_solution_may_be_a_script(containers: DSecClient, solution: str) -> None:
+    found = await preflight(containers, task(solution=solution))
+    assert found.ok == (solution != "true")
+    assert found.noop.reward == 0.0
+
+
+async def test_nothing_of_the_tests_is_there_before_the_verdict(agent: Sandbox) -> None:
+    """(S04)"""
+    found = await agent.exec("find", "/", "-xdev", "-name", "check_add*", user="root")
+    assert found.text == ""
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        "mkdir checks; echo 'raise SystemExit(0)' > checks/check_add.py",
+        "echo 'import os; os._exit(0)' > sitecustomize.py",
+        "d=$(python3 -c 'import site; print(site.getsitepackages()[0])'); mkdir -p $d;"
+        "echo 'import os; os._exit(0)' > $d/usercustomize.py;"
+        "echo 'import os; os._exit(0)' > $d/sitecustomize.py",
+        "printf '#!/bin/sh\\nexit 0\\n' > /usr/local/bin/python3; chmod +x /usr/local/bin/python3",
+        "nohup sh -c 'while :; do echo > checks/check_add.py; sleep 0.01; done' >/dev/null 2>&1 &",
+        "git config core.fsmonitor 'exit 0'; git config alias.apply '!true'",
+        "mkdir -p .git/hooks; git -c user.email=a@b -c user.name=a commit -qam mine || true",
+    ],
+    ids=["tests", "sitecustomize", "packages", "tools", "processes", "git", "commits"],
+)
+async def test_what_an_agent_planted_does_not_reach_the_verdict(
+    containers: DSecClient, agent: Sandbox, plant: str
+) -> None:
+    """(S04)"""
+    await agent.exec(plant, cwd="/workspace", check=True, timeout=20)
+    found = await grade(agent, task(command="PYTHONPATH=/workspace python3 -B checks/check_add.py"),
+                        client=containers)  # fmt: skip
+    assert (found.reward, found.is_infra, found.details["fresh"]) == (0.0, False, True)
+
+
+async def test_committed_work_counts_too(containers: DSecClient, agent: Sandbox) -> None:
+    work = "sed -i s/-/+/ calc.py; git -c user.email=a@b -c user.name=a commit -qam fixed"
+    await agent.exec(work, cwd="/workspace", check=True)
+    assert (await grade(agent, task(), client=containers)).reward == 1.0
+
+
+async def test_a_repository_that_is_gone_is_no_reward_and_no_fault_of_ours(
+    containers: DSecClient, agent: Sandbox
+) -> None:
+    await agent.exec("rm", "-rf", "/workspace/.git", check=True)
+    found = await grade(agent, task(), client=containers)
+    assert (found.reward, found.is_infra, found.cause) == (0.0, False, "no_diff")
+
+
+async def test_without_a_repository_the_verdict_is_taken_in_place_alone(
+    containers: DSecClient,
+) -> None:
+    plain = task(layers=["py:3.11", "verify-plain:1"], user="nobody")
+    async with await containers.run_container(plain.run_args()) as sandbox:
+        forge = "while :; do echo 'raise SystemExit(0)' > /workspace/checks/check_add.py; done"
+        await sandbox.exec(f"(setsid sh -c \"{forge}\" >/dev/null 2>&1 &)", check=True)
+        found = await grade(sandbox, plain, client=containers)
+        assert (found.reward, found.details["fresh"]) == (0.0, False)
+        assert (await sandbox.exec("pgrep", "-f", "SystemExit")).text == ""
+        await sandbox.files.write("/workspace/calc.py", "def add(a, b):\n    return a + b\n")
+        assert (await grade(sandbox, plain, client=containers)).reward == 1.0
+
+
+async def test_a_report_is_judged_and_the_agent_cannot_write_it(
+    containers: DSecClient, agent: Sandbox
+) -> None:
+    def judge(evidence: Evidence) -> float:
+        assert evidence.report is not None
+        return float(evidence.report)
+
+    command = 'echo 0.25 > "$DSEC_REPORT"; ls -ld "$(dirname "$DSEC_REPORT")"'
+    found = await grade(agent, task(command=command, judge=judge), client=containers)
+    assert found.reward == 0.25
+    assert found.details["output"].startswith("drwx------")
+
+
+async def test_tests_that_take_too_long_or_too_much_are_no_reward(
+    containers: DSecClient, agent: Sandbox
+) -> None:
+    slow = await grade(agent, task(command="sleep 60", timeout_s=1), client=containers)
+    assert (slow.reward, slow.cause) == (0.0, "deadline")
+    hungry = "python3 -c 'x = bytearray(1 << 30)'"
+    big = await grade(agent, task(command=hungry), client=containers)
+    assert (big.reward, big.cause) == (0.0, "oom")
+
+
+async def test_a_failure_of_the_infrastructure_is_masked(
+    containers: DSecClient, agent: Sandbox
+) -> None:
+    large = task(args={**LIMITS, "memory_limit_mb": 4_000_000})
+    found = await grade(agent, large, client=containers)
+    assert (found.reward, found.is_infra) == (None, True)
+    assert found.cause
+
+
+async def test_a_sandbox_that_its_agent_ended_is_a_reward_of_zero(containers: DSecClient) -> None:
+    sandbox = await containers.run_container(task().run_args())
+    await sandbox.stop()
+    found = await grade(sandbox, task(), client=containers)
+    assert (found.reward, found.is_infra) == (0.0, False)
+
+
+async def test_mistakes_of_a_task_are_errors(containers: DSecClient, agent: Sandbox) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        task(tests={"../outside": "x"})
+    assert caught.value.field == "tests"
+    with pytest.raises(DSecError) as missing:
+        await grade(agent, task(layers=["no-such-image:1"]), client=containers)
+    assert missing.value.field
+    with pytest.raises(InvalidRequest) as unsolved:
+        await preflight(containers, task(solution=None))
+    assert unsolved.value.field == "solution"
