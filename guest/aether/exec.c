@@ -302,7 +302,10 @@ void op_tick(struct op *op, uint64_t now)
         if (now >= op->kill_end && !op->reaped)
             op_exited(op, SIGKILL);
     } else if (op->killing && now >= op->kill_end && !op->reaped) {
-        kill(op->at.pid, SIGKILL); /* it was stopped, or it hangs */
+        if (op->at.pid > 1)
+            kill(op->at.pid, SIGKILL); /* it was stopped, or it hangs */
+        else
+            op_exited(op, SIGKILL);
     }
     if (!op->reaped)
         return;
