@@ -161,18 +161,18 @@ async def test_two_requests_that_name_one_uid_in_one_batch_share_nothing(
         (b"[" * 100_000, "invalid_request", None),
         (b'{"v": 9, "request_id": "x"}', "unsupported", "v"),
         (b'{"request_id": 12}', "invalid_request", "request_id"),
-        (b'{"request_id": "%s"}' % ids.new().encode(), "invalid_request", "specs"),
-        (b'{"request_id": "%s", "specs": []}' % ids.new().encode(), "invalid_request", "specs"),
-        (b'{"request_id": "%s", "specs": [{}], "count": 0}' % ids.new().encode(),
-         "invalid_request", "count"),
-        (b'{"request_id": "%s", "specs": [{}, {}], "count": 2}' % ids.new().encode(),
-         "invalid_request", "count"),
+        (b'{"request_id": "%s"}', "invalid_request", "specs"),
+        (b'{"request_id": "%s", "specs": []}', "invalid_request", "specs"),
+        (b'{"request_id": "%s", "specs": [{}], "count": 0}', "invalid_request", "count"),
+        (b'{"request_id": "%s", "specs": [{}, {}], "count": 2}', "invalid_request", "count"),
     ],
+    ids=["text", "nested", "version", "number", "no-specs", "none", "count", "many"],
 )  # fmt: skip
 async def test_what_is_no_request_is_answered_and_the_service_goes_on(
     stack: Stack, admin: Person, commands: Commands, data: bytes, code: str, field: str | None
 ) -> None:
-    reply = await admin.request(ROOT, "sandbox", "create", data)
+    fresh = data.replace(b"%s", ids.new().encode())
+    reply = await admin.request(ROOT, "sandbox", "create", fresh)
     assert (reply["error"]["code"], reply["error"].get("field")) == (code, field)
     project = await new_project(admin)
     await send(admin, project, body(FAKE))
