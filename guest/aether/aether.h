@@ -200,6 +200,7 @@ struct dial {                        /* a connection to a port of the sandbox */
 };
 struct op {
     bool used, attached, done, file, stays, merge, sent, killing, timed_out, cancelled, reaped, failed;
+    bool orphan;                     /* nobody will tell of its process, but itself */
     uint32_t id;
     char *key;
     struct place at;                 /* its process and its leaf cgroup */
@@ -249,6 +250,7 @@ void op_send_signals(struct op *op);
 uint64_t op_limit(const struct op *op);
 bool op_has_begun(const struct op *op);
 void op_lost(int leaf);
+void op_settle(struct op *op);
 void ops_leave(void);
 bool op_is_unbegun(pid_t pid);
 bool op_waits(const struct op *op, uint64_t now);
@@ -280,7 +282,7 @@ bool pty_waits(const struct op *op);
 
 /* ---- session.c: shells that live on between commands ---- */
 struct session {
-    bool used, started, dead;
+    bool used, started, dead, orphan;
     char name[65], user[65];
     struct place at;
     int ctl_fd, text_fd, state_fd;   /* go lines, the command's text, exit codes */
@@ -301,6 +303,7 @@ void session_op_over(struct op *op);
 bool session_tree_gone(const struct op *op);
 bool session_queued(const struct op *op);
 void session_end(struct session *s);
+void session_settle(struct session *s);
 
 /* ---- leave.c: ending a session's command, not its shell ---- */
 #define LEAVE_SIGNAL 64              /* makes the shell leave the text it runs */

@@ -11,11 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LOST_CHECKS 10
-#define LOST_CHECK_US 200
-
-enum fate { LOST, UNREAD, CLAIMED };
-
 static uint64_t finished;
 bool finished_now; /* an operation ended in this turn: a moment to make spares */
 
@@ -50,7 +45,14 @@ static bool by_memory(const struct op *op)
     return killed && !op->timed_out && !op->cancelled && cg_oom_kills() > op->oom_before;
 }
 
-/* A command that a signal kept from beginning may be tried again: nothing of it ran. */
+/* It may be tried again: nothing of it ran. */
+static void not_begun(struct op *op)
+{
+    put_error(&op->report, "unavailable", NULL, ECHILD,
+              "the process was killed before the command began");
+    op->failed = true;
+}
+
 void op_reaped(const struct end *end)
 {
     for (int i = 0; i < ops_top; i++) {
@@ -58,11 +60,8 @@ void op_reaped(const struct end *end)
         if (!op->used || op->session || op->at.pid != end->pid || op->reaped)
             continue;
         op_exited(op, end->status);
-        if (!op->killing && (place_unread(&op->at) || (!end->begun && !by_memory(op)))) {
-            put_error(&op->report, "unavailable", NULL, ECHILD,
-                      "the process was killed before the command began");
-            op->failed = true;
-        }
+        if (!op->killing && (place_unread(&op->at) || (!end->begun && !by_memory(op))))
+            not_begun(op);
         return;
     }
     session_reaped(end);
@@ -114,42 +113,36 @@ static bool lost_with(const struct place *at, int leaf)
     return !at->pid && (leaf < 0 ? !at->nest : at->leaf == leaf);
 }
 
-/* Whether the child of a process that died was cloned all the same and took its command. */
-static enum fate fate_of(const struct place *at)
+/* Where the process died that was to tell of a command's child, the child itself says that
+ * it took the command, or is dead without that. */
+void op_settle(struct op *op)
 {
-    for (int k = 0; k < 2 * LOST_CHECKS; k++) { /* what died in a queue closes a little later */
-        if (place_unread(at))
-            return UNREAD;
-        if (k < LOST_CHECKS && place_claimed(at))
-            return CLAIMED;
-        if (k == LOST_CHECKS)
-            cg_leaf_kill(at->leaf, 0);
-        usleep(LOST_CHECK_US);
+    if (place_claimed(&op->at)) {
+        op->orphan = false;
+    } else if (place_unread(&op->at)) {
+        op->orphan = false;
+        if (!op->killing)
+            not_begun(op);
+        op_exited(op, SIGKILL);
     }
-    return LOST;
 }
 
-/* The process that was to make a command died (-1: the launcher): commands whose child
- * it had not told of, and who do not say so themselves, have failed. */
+/* The process that was to make commands died (-1: the launcher). */
 void op_lost(int leaf)
 {
     for (int i = 0; i < ops_top; i++) {
         struct op *op = &ops[i];
         if (!op->used || !op->sent || op->reaped || op->session || !lost_with(&op->at, leaf))
             continue;
-        enum fate fate = fate_of(&op->at);
-        if (fate == CLAIMED)
-            continue;
-        put_error(&op->report, "unavailable", NULL, fate == UNREAD ? ECHILD : 0,
-                  "the launcher died under the command");
-        op->failed = true;
-        op_exited(op, 0);
+        op->orphan = true;
+        op_settle(op);
     }
     for (int i = 0; i < SESSIONS_MAX; i++) {
         struct session *s = &sessions[i];
-        if (s->used && s->started && !s->dead && lost_with(&s->at, leaf) &&
-            fate_of(&s->at) != CLAIMED)
-            session_end(s);
+        if (s->used && s->started && !s->dead && lost_with(&s->at, leaf)) {
+            s->orphan = true;
+            session_settle(s);
+        }
     }
 }
 
@@ -309,7 +302,10 @@ void op_tick(struct op *op, uint64_t now)
         if (now >= op->kill_end && !op->reaped)
             op_exited(op, SIGKILL);
     } else if (op->killing && now >= op->kill_end && !op->reaped) {
-        kill(op->at.pid, SIGKILL); /* it was stopped, or it hangs */
+        if (op->at.pid > 1)
+            kill(op->at.pid, SIGKILL); /* it was stopped, or it hangs */
+        else
+            op_exited(op, SIGKILL);
     }
     if (!op->reaped)
         return;

@@ -200,8 +200,10 @@ int launcher_start(void)
     char ready = 0;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
         return -1;
-    if (launcher_fd >= 0)
-        close(launcher_fd); /* the old one ends when it reads the end of its socket */
+    if (launcher_fd >= 0) {
+        close(launcher_fd); /* the old one ends when it reads the end of its socket, */
+        op_lost(-1);        /* and nobody hears what it had not answered */
+    }
     launcher_fd = -1;
     nests_clear();
     pid_t pid = fork();

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define FIXED (4 + NESTS)
-#define POLL_MAX (FIXED + OPS_MAX * 4 + SESSIONS_MAX)
+#define POLL_MAX (FIXED + OPS_MAX * 4 + SESSIONS_MAX * 2)
 #define FORKED_ONLY 0x40 /* PF_FORKNOEXEC, in a process's flags until its execve */
 
 static struct pollfd polled[POLL_MAX];
@@ -116,6 +116,14 @@ static int add(int n, int fd, short events, struct op *op, int what)
     return n + 1;
 }
 
+static int add_session(int n, int fd, struct session *s, int what)
+{
+    int after = add(n, fd, POLLIN, NULL, what);
+    if (after > n)
+        who[n].session = s;
+    return after;
+}
+
 static int gather(uint64_t now, uint64_t *due)
 {
     int n = FIXED;
@@ -140,13 +148,16 @@ static int gather(uint64_t now, uint64_t *due)
             n = add(n, op->status_fd, POLLIN, op, 2);
         if (op->in_fd >= 0 && op->in.len)
             n = add(n, op->in_fd, POLLOUT, op, 3);
+        if (op->orphan)
+            n = add(n, op->at.sock, POLLIN, op, 6);
     }
-    for (int i = 0; i < SESSIONS_MAX; i++)
-        if (sessions[i].used && sessions[i].state_fd >= 0) {
-            int at = n;
-            n = add(n, sessions[i].state_fd, POLLIN, NULL, 4);
-            who[at].session = &sessions[i];
-        }
+    for (int i = 0; i < SESSIONS_MAX; i++) {
+        struct session *s = &sessions[i];
+        if (s->used && s->state_fd >= 0)
+            n = add_session(n, s->state_fd, s, 4);
+        if (s->used && s->orphan)
+            n = add_session(n, s->at.sock, s, 7);
+    }
     return n;
 }
 
@@ -165,6 +176,10 @@ static void serve(int n)
             op_write_stdin(op);
         else if (who[i].what == 5 && op->used && op->dial.fd == fd)
             dial_answered(op);
+        else if (who[i].what == 6 && op->used && op->orphan && op->at.sock == fd)
+            op_settle(op);
+        else if (who[i].what == 7 && who[i].session->orphan && who[i].session->at.sock == fd)
+            session_settle(who[i].session);
         else if (who[i].what == 4 && who[i].session->state_fd == fd)
             session_state(who[i].session);
     }

@@ -45,7 +45,7 @@ static void shell_drop(struct session *s)
     place_spoil(&s->at);
     if (s->started)
         place_leave(&s->at);
-    s->started = s->dead = false;
+    s->started = s->dead = s->orphan = false;
 }
 
 static struct session *find(const char *name)
@@ -245,6 +245,14 @@ void session_end(struct session *s)
     s->dead = true;
     if (s->current && !s->current->reaped)
         shell_lost(s, SIGKILL);
+}
+
+void session_settle(struct session *s)
+{
+    bool claimed = place_claimed(&s->at), unread = !claimed && place_unread(&s->at);
+    s->orphan = s->orphan && !claimed && !unread;
+    if (unread)
+        session_end(s);
 }
 
 bool session_launched(uint32_t slot, int32_t pid)

@@ -74,9 +74,10 @@ void nests_clear(void) {}
 int nest_fd(int i) { (void)i; return -1; }
 bool spare_reaped(pid_t pid) { (void)pid; return false; }
 bool spare_is(pid_t pid) { (void)pid; return false; }
-void launch_reaped(pid_t pid, int status) { op_reaped(pid, status); }
+void launch_reaped(const struct end *end) { op_reaped(end); }
 uint64_t spares_refill(uint64_t now, bool at_once) { (void)now, (void)at_once; return UINT64_MAX; }
 bool place_unread(const struct place *at) { return at->slot % 7 == 3; }
+bool place_claimed(const struct place *at) { (void)at; return false; }
 int root_fd(void) { return -1; }
 int root_enter(int fd) { (void)fd; return -1; }
 int send_fds(int sock, uint32_t number, const int *fds, int count)
@@ -93,11 +94,11 @@ void place_leave(struct place *at)
     at->leaf = -1;
 }
 
-int spec_memfd(const uint8_t *p, size_t n)
+void launch_spec(struct launch *l, const uint8_t *p, size_t n)
 {
     struct reader r = {p, p + n};
     free(spec_str(&r, T_CWD)); /* as the child does */
-    return open("/dev/null", O_RDONLY | O_CLOEXEC);
+    l->fds[L_SPEC] = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
 static void child_close(struct child *c)
@@ -263,7 +264,8 @@ static void child_ends(const uint8_t *p, size_t n)
         return;
     pid_t pid = c->pid;
     child_close(c);
-    launch_reaped(pid, n > 1 ? p[1] % 2 ? p[1] / 2 : p[1] << 8 : 0);
+    int status = n > 1 ? p[1] % 2 ? p[1] / 2 : p[1] << 8 : 0;
+    launch_reaped(&(struct end){pid, status, n < 3 || p[2] % 4});
 }
 
 static void step(uint8_t kind, const uint8_t *p, size_t n)
@@ -330,12 +332,25 @@ static int descriptors(bool shown)
     return n;
 }
 
+/* What the agent opens once and keeps: where commands without input read from. */
+static void settle_in(void)
+{
+    struct op op = {.status_fd = -1, .in_fd = -1, .tty_fd = -1};
+    struct child *c = &children[0];
+    must(!op_pipes(&op, NULL, 0, K_EXEC, false) && c->used, "a first command");
+    child_close(c);
+    close(op.status_fd);
+    close(op.out[0].fd);
+    close(op.out[1].fd);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
 {
     static int before;
     if (!before) {
         signal(SIGPIPE, SIG_IGN);
         clean_up();
+        settle_in();
         before = descriptors(false);
     }
     clock_ns = 1000000000u;
