@@ -85,7 +85,7 @@ class Operation(Generic[R]):
         self._body = encode(request)
         self._type, self._verdict = reply_type, verdict
         self.terminal = joining is not None or getattr(request, "pty", None) is not None
-        self._attended = self.terminal or isinstance(request, FileRequest)
+        self.attended = self.terminal or isinstance(request, FileRequest)
         self.source: dict[str, str] = {}  # the header that names what is read
         self.receiving = _flow.Receiving() if joining is None else _flow.Receiving.at(joining)
         self._joining = joining is not None
@@ -159,7 +159,7 @@ class Operation(Generic[R]):
             self._on_final(data, offset)
         elif kind == "k":
             self.stood.told(data, self._heard_at)
-            if self._attended:
+            if self.attended:
                 self._operations.spawn(self._still_here())
 
     async def _still_here(self) -> None:

@@ -45,7 +45,7 @@ class Dialled(Operation[ConnectReply]):
 
     def __init__(self, *args: Any, **kw: Any) -> None:
         super().__init__(*args, **kw)
-        self.terminal = True  # the edge asks whether we are there
+        self.attended = True  # the edge asks whether we are there
         self.receiving = _flow.Receiving(ack_every=CONNECT_WINDOW_BYTES // 4)
         self.sending = _flow.Sending(window=CONNECT_WINDOW_BYTES)
         self.output_ended = False
