@@ -70,9 +70,10 @@ class ContainerHarness:
 @asynccontextmanager
 async def container_harness(folder: Path, **changes: Any) -> AsyncIterator[ContainerHarness]:
     """A driver with a small pool; everything of it is gone afterwards."""
+    node = "test-" + secrets.token_hex(3)
     settings = ContainerSettings(
-        node="test-" + secrets.token_hex(3), state_dir=folder / "state",
-        **{"pool_size": 2, "pool_max": 6, "cgroup_parent": "dsec-test", **changes},
+        node=node, state_dir=folder / "state",
+        **{"pool_size": 2, "pool_max": 6, "cgroup_parent": f"dsec-{node}", **changes},
     )  # fmt: skip
     harness = ContainerHarness(settings, busybox_layer(folder), ContainerDriver(settings))
     await harness.driver.open(harness.on_exit)
