@@ -191,7 +191,8 @@ async def test_an_image_cannot_lead_the_attach_astray(
     assert caught.value.cause == "image"
     assert harness.leftovers() <= before
     for folder in harness.settings.shells_dir.iterdir():
-        assert {p.name for p in folder.iterdir()} <= {"agent.sock", "agent.sock.new"}  # of a spare that is being made
+        # the second: of a spare that is being made
+        assert {p.name for p in folder.iterdir()} <= {"agent.sock", "agent.sock.new"}
 
 
 async def test_a_restarted_edge_finds_a_running_command_and_its_output(
