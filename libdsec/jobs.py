@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -186,11 +186,13 @@ class Job:
     async def stop(self, *, grace_s: Seconds = 0.0) -> dict[str, DSecError | str]:
         """Stops all of them, also those that are still being created: uid → state or
         error. What is created later lives."""
-        return await self._operate("stop", grace_s=seconds(grace_s, "grace_s") or 0.0)
+        return await self._operate("stop", grace_s=grace_s)
 
-    async def _operate(self, verb: str, **facts: float) -> dict[str, DSecError | str]:
+    async def _operate(self, verb: str, **facts: Seconds) -> dict[str, DSecError | str]:
         self._held()
-        found = await self._client._core.operate_where(verb, job=self.id, labels={}, **facts)
+        all_of: Callable[..., Awaitable[dict[str, DSecError | str]]]
+        all_of = getattr(self._client.jobs, verb)
+        found = await all_of(self.id, **facts)
         for sandbox in self.sandboxes:
             outcome = found.get(sandbox.uid)
             if isinstance(outcome, str):

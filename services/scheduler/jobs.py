@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.base import ErrorReply, encode
 from schemas.job import JobCommand, JobPage, JobQuery, JobReply
 from services.scheduler import decide, jobstore, leases
+from services.scheduler.model import Changes, Sandbox
 from services.scheduler.work import Work
 from shared.bus import Incoming, Outgoing
 from shared.db import Database
@@ -85,28 +88,37 @@ class Jobs:
 
     async def pause_lost(self) -> int:
         """A portion of the sandboxes of lost jobs that are to be paused."""
-        async with self._work.unit() as unit:
-            limit = self._settings.reconcile_rows
-            rows = await jobstore.lock_to_pause(unit.connection, limit)
-            unit.changes.load(rows)
-            for row in rows:
-                decide.ask(
-                    unit.changes, row, "pause", at=time.time(), by="reconciler",
-                    deadlines=self._work.deadlines,
-                )  # fmt: skip
-        return len(rows)
+
+        def pause(changes: Changes, row: Sandbox) -> None:
+            decide.ask(
+                changes, row, "pause", at=time.time(), by="reconciler",
+                deadlines=self._work.deadlines,
+            )  # fmt: skip
+
+        return await self._each(jobstore.lock_to_pause, pause)
 
     async def stop_lost(self) -> int:
         """A portion of the sandboxes of lost jobs that are to be stopped."""
+
+        def stop(changes: Changes, row: Sandbox) -> None:
+            decide.stop(
+                changes, row, at=time.time(), by="reconciler", cause="job_lost",
+                deadlines=self._work.deadlines, message=f"nobody holds job {row.job}",
+            )  # fmt: skip
+
+        return await self._each(jobstore.lock_to_stop, stop)
+
+    async def _each(
+        self,
+        lock: Callable[[AsyncConnection, int], Awaitable[list[Sandbox]]],
+        change: Callable[[Changes, Sandbox], None],
+    ) -> int:
+        """Changes a portion of the rows that ``lock`` finds; returns how many."""
         async with self._work.unit() as unit:
-            limit = self._settings.reconcile_rows
-            rows = await jobstore.lock_to_stop(unit.connection, limit)
+            rows = await lock(unit.connection, self._settings.reconcile_rows)
             unit.changes.load(rows)
             for row in rows:
-                decide.stop(
-                    unit.changes, row, at=time.time(), by="reconciler", cause="job_lost",
-                    deadlines=self._work.deadlines, message=f"nobody holds job {row.job}",
-                )  # fmt: skip
+                change(unit.changes, row)
         return len(rows)
 
     async def page(self, query: JobQuery, _: Incoming) -> JobPage:
