@@ -1,7 +1,7 @@
 """The few system calls the edge needs that Python does not offer.
 
-Owns: thin typed wrappers (new mount API, openat2, advice on another process's memory,
-swap). Does not own: what is mounted, advised or swapped to.
+Owns: thin typed wrappers (new mount API, advice on another process's memory, swap). Does
+not own: what is mounted, advised or swapped to.
 Every wrapper raises ``OSError`` with the kernel's own text where there is one.
 """
 
@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import Self
 
 # The same numbers on every architecture from 5.0 on.
-_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _OPENAT2 = 428, 429, 430, 431, 432, 437
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _PROCESS_MADVISE = 440
 
 FSOPEN_CLOEXEC = 1
 FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_SET_FD, FSCONFIG_CMD_CREATE = 0, 1, 5, 6
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 0x1, 0x2, 0x4
-RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x02, 0x04, 0x08
-RESOLVE_IN_ROOT = 0x10
 MADV_WILLNEED = 3
 SWAP_PREFER, SWAP_PRIORITY_MAX = 0x8000, 0x7FFF
 
@@ -92,21 +90,6 @@ class FsContext:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = [
-        ("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64),
-    ]  # fmt: skip
-
-
-def openat2(dir_fd: int, path: str, flags: int, *, mode: int = 0, resolve: int = 0) -> int:
-    """A descriptor of ``path`` under ``dir_fd``, resolved as ``resolve`` allows."""
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
-    return _syscall(
-        _OPENAT2, ctypes.c_int(dir_fd), os.fsencode(path), ctypes.byref(how),
-        ctypes.c_size_t(ctypes.sizeof(how)),
-    )  # fmt: skip
 
 
 class _IoVec(ctypes.Structure):
