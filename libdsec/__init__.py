@@ -63,6 +63,7 @@ from libdsec.process import Output, Process
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info, TreeCopy
 from libdsec.sandbox import Sandbox
 from libdsec.sessions import Session
+from libdsec.snapshots import Layer, Snapshot
 
 __all__ = [
     "BadPath",
@@ -100,6 +101,7 @@ __all__ = [
     "InternalError",
     "InvalidRequest",
     "Job",
+    "Layer",
     "LocalAddress",
     "NoSpaceLeft",
     "NotARegularFile",
@@ -115,6 +117,7 @@ __all__ = [
     "Sandbox",
     "SandboxDied",
     "Session",
+    "Snapshot",
     "StdinClosed",
     "TreeCopy",
     "Unauthenticated",

@@ -57,6 +57,7 @@ from libdsec import Found as Found
 from libdsec import Info as Info
 from libdsec import InternalError as InternalError
 from libdsec import InvalidRequest as InvalidRequest
+from libdsec import Layer as Layer
 from libdsec import LocalAddress as LocalAddress
 from libdsec import NoSpaceLeft as NoSpaceLeft
 from libdsec import NotARegularFile as NotARegularFile
@@ -67,6 +68,7 @@ from libdsec import PortRefused as PortRefused
 from libdsec import PortReset as PortReset
 from libdsec import QuotaExceeded as QuotaExceeded
 from libdsec import SandboxDied as SandboxDied
+from libdsec import Snapshot as Snapshot
 from libdsec import StdinClosed as StdinClosed
 from libdsec import TreeCopy as TreeCopy
 from libdsec import Unauthenticated as Unauthenticated
@@ -480,6 +482,15 @@ class Sandbox:
     def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
         ...
 
+    def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
+        ...
+
+    def snapshot(self, memory: bool=False, *, timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Snapshot:
+        ...
+
+    def fork(self, n: int, *, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
+        ...
+
     def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
         ...
 
@@ -537,6 +548,14 @@ class DSecClient:
         ...
 
     def create_many(self, args: DSecRunArgs | Sequence[DSecRunArgs], *, n: int | None=None, timeout: Seconds=CREATE_S, wait: bool=True, request_id: str | None=None) -> list[Sandbox | DSecError]:
+        ...
+
+    @overload
+    def restore(self, snapshot: Snapshot | Layer | str, n: None=None, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> Sandbox:
+        ...
+
+    @overload
+    def restore(self, snapshot: Snapshot | Layer | str, n: int, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
         ...
 
     def job(self, id: str, *, lease_s: Seconds=LEASE_S, on_lost: str='pause') -> Job:

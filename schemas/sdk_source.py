@@ -28,7 +28,8 @@ WANTED = (
     "KeyDelete", "KeyInfo", "GrantCreate", "GrantDelete", "QuotaCreate", "QuotaInfo",
     "IamQuery", "IamReply", "NodeCommand", "NodeInfo", "NodeList", "Resources",
     "BackendStatus", "FeatureReport", "ImageCreate", "ImageDelete", "ImageInfo", "ImageReply",
-    "ImageQuery", "AuditQuery", "AuditPage", "AuditEntry", "Finding",
+    "ImageQuery", "SnapshotCreate", "Provenance", "Removed",
+    "AuditQuery", "AuditPage", "AuditEntry", "Finding",
     "req", "get", "exec_", "out", "inbox_prefix", "evt_sandbox", "audit",
 )  # fmt: skip
 
