@@ -84,6 +84,7 @@ OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
 READY_S: float
 READ_BYTES: int
+SNAPSHOT_S: float
 TERMINAL_SIZE: tuple[int, int]
 WATCH_S: float
 

@@ -97,9 +97,9 @@ class Mirror:
     def _directory(self, source: int, target: int, path: bytes) -> None:
         with os.scandir(source) as found:
             entries = {os.fsencode(entry.name): entry for entry in found}
-        for name in os.listdir(target):
-            if os.fsencode(name) not in entries:
-                self._remove(target, os.fsencode(name), path + b"/" + os.fsencode(name))
+        for old in map(os.fsencode, os.listdir(target)):
+            if old not in entries:
+                self._remove(target, old, path + b"/" + old)
         for name, entry in entries.items():
             if self.cancelled():
                 raise Cancelled

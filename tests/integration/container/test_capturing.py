@@ -93,7 +93,8 @@ async def test_a_capture_is_one_moment(
             one, two = (int(text or "-1") for text in texts)
             assert one < 0 or two < 0 or one - two in (0, 1), number
             await driver.release(captured.id)
-        ran = await run(driver, sandbox, 'a=$(cat /one); sleep .1; [ "$a" != "$(cat /one)" ] && echo on')
+        moved = 'a=$(cat /one); sleep .1; [ "$a" != "$(cat /one)" ] && echo on'
+        ran = await run(driver, sandbox, moved)
         assert ran.stdout == b"on\n"
     finally:
         task.cancel()
