@@ -142,9 +142,9 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         if self._pausing is not None:
             await self._pausing.close(alone=alone)
         self._capturing.close()
+        await self._engine.close()
         if self._shells is not None:
             self._shells.close()
-        self._engine.close()
 
     @property
     def shells(self) -> Shells:
