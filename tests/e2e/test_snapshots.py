@@ -40,6 +40,7 @@ async def said(sandbox: Sandbox, command: str) -> str:
 
 
 async def test_a_session_becomes_an_environment(containers: DSecClient, sandbox: Sandbox) -> None:
+    """(S11)"""
     await sandbox.exec(
         "echo made > /made; echo token > /root/.netrc; echo x > /tmp/x; mkdir -p /opt/keys && "
         "echo k > /opt/keys/k; rm /etc/motd; true", check=True,
