@@ -70,7 +70,7 @@ trajectory = Table(
     Column("hour", Integer, nullable=False),
     Column("request", LargeBinary, nullable=False),
     Column("reply", LargeBinary, nullable=False),
-    Index("trajectory_hour", "hour"),
+    Index("trajectory_by_hour", "hour"),
 )
 """What edges told of the operations in their sandboxes. ``hour``: of its arrival, since
 the epoch."""

@@ -32,7 +32,7 @@ UP = (
         primary key (node, uid, seq)
     )
     """,
-    "create index trajectory_hour on trajectory (hour)",
+    "create index trajectory_by_hour on trajectory (hour)",
     "create table trajectory_hour (hour integer primary key, bytes bigint not null)",
 )
 
