@@ -65,6 +65,7 @@ class Scene:
         name = f"{'peace' if peace else 'faults'}-{trace.seed}"
         project = await admin.projects.create(name, parent=self.system.project)
         key = await admin.keys.create(project=project.id, name="trainer", grants=GRANTS)
+        assert key.secret is not None
         folder = self.folder / name
         folder.mkdir(parents=True)
         async with self._client(project.id) as client:

@@ -19,7 +19,7 @@ async def test_rollouts_survive_kills_of_everything(
     container_system: LocalSystem, tmp_path: Path
 ) -> None:
     """Trainers, the edge, the services and the stores are killed, a job is paused: every
-    command runs once, rewards are those of a run in peace, nothing is left (L01, S04)."""
+    command runs once, rewards are those of a run in peace, nothing is left."""
     images = Path(container_system.options.image_roots[1])
     scene = Scene(system=container_system, images=images, folder=tmp_path)
     report = await scene.play(workload.make(2, shape=SHAPE, scale=0.03))
