@@ -162,7 +162,7 @@ class _Whole(FastForward):
             return await Sandbox._start(
                 self, verb, request, reply_type, joining=joining, kind=kind
             )
-        what = verb + json.dumps(_essence(json.loads(encode(request))), sort_keys=True)
+        what = verb + json.dumps(_essence(msgspec.to_builtins(request)), sort_keys=True)
         self._count[what] += 1
         number = self._count[what]
         op_id = _ids.named(self.uid, self.lane, what, str(number))
@@ -195,7 +195,7 @@ def _compare(entry: Entry, verb: str, request: Any) -> None:
     if record.verb == verb and _is_same(record, request):
         return
     recorded = shown(record.verb, record.request)
-    asked = shown(verb, json.loads(encode(request)))
+    asked = shown(verb, msgspec.to_builtins(request))
     raise Divergence(
         f"{record.lane} step {record.step} was recorded as {recorded}, asked for is {asked}",
         lane=record.lane or "", step=record.step or 0, recorded=recorded, asked=asked,
@@ -205,7 +205,7 @@ def _compare(entry: Entry, verb: str, request: Any) -> None:
 def _is_same(record: TrajectoryRecord, request: Any) -> bool:
     if record.request is None:  # too large to be kept: its size is
         return len(encode(request)) == record.cut
-    return _essence(record.request) == _essence(json.loads(encode(request)))
+    return _essence(record.request) == _essence(msgspec.to_builtins(request))
 
 
 def _essence(request: dict[str, Any]) -> dict[str, Any]:
