@@ -15,10 +15,12 @@ from bench.harness import local_system, percentile, timed
 from bench.images import BASE
 from libdsec import DSecContainerRunArgs, FastForward
 
-ROUNDS, QUICK_ROUNDS = 600, 200
-BLOCK = 50
-ARRIVE_S = 1.5
-"""Until records have got to the services: twice their lingering."""
+ROUNDS, QUICK_ROUNDS = 1_000, 300
+WARM = 50
+BLOCKS, QUICK_BLOCKS = 7, 3
+COMMANDS = 300
+WINDOW_S = 4.0
+"""For as many commands, and for what they cause to arrive."""
 THREADS = 16
 STEPS, QUICK_STEPS = 4_000, 1_600
 ARGS = DSecContainerRunArgs(
@@ -34,24 +36,23 @@ async def overhead(client: Any, system: Any, *, quick: bool) -> dict[str, Any]:
         sides = {"with": (client, system), "without": (bare_client, bare_system)}
         sandboxes = {name: await c.run_container(ARGS) for name, (c, _) in sides.items()}
         times: dict[str, list[float]] = {name: [] for name in sides}
-        for number in range(rounds + BLOCK):
+        for number in range(rounds + WARM):
             for name in _turn(number):
                 sandbox = sandboxes[name]
                 took_s = await timed(lambda s=sandbox: s.exec(["true"]))
-                if number >= BLOCK:
+                if number >= WARM:
                     times[name].append(took_s)
-        cpu = dict.fromkeys(sides, 0.0)
-        for block in range(max(2, rounds // (2 * BLOCK))):
+        cpu_us: dict[str, list[float]] = {name: [] for name in sides}
+        for block in range(QUICK_BLOCKS if quick else BLOCKS):
             for name in _turn(block):
-                cpu[name] += await _cpu_us(sandboxes[name], sides[name][1])
+                cpu_us[name].append(await _cpu_us(sandboxes[name], sides[name][1]))
         for sandbox in sandboxes.values():
             await sandbox.stop()
-    blocks = max(2, rounds // (2 * BLOCK))
     medians = {name: percentile(samples, 0.5) for name, samples in times.items()}
     return {
         "trajectory_overhead": round(medians["with"] / medians["without"] - 1, 3),
         **{f"exec_p50_ms_{name}_log": round(m * 1e3, 3) for name, m in medians.items()},
-        **{f"exec_cpu_us_{name}_log": round(total / blocks) for name, total in cpu.items()},
+        **{f"exec_cpu_us_{name}_log": round(percentile(v, 0.5)) for name, v in cpu_us.items()},
     }
 
 
@@ -60,24 +61,14 @@ def _turn(number: int) -> tuple[str, str]:
 
 
 async def _cpu_us(sandbox: Any, system: Any) -> float:
-    """CPU of the system per command, until it is quiet; what it uses when nothing happens
-    is taken off."""
+    """CPU of the system per command, until all it caused has been done. What it uses when
+    nothing happens is in it, of a time that is the same for both."""
     roots = {name: pid for name, pid in system.pids().items() if pid is not None}
-
-    async def used(work: Any) -> tuple[float, float]:
-        before, began = sum(processes.cpu_s(roots).values()), time.perf_counter()
-        await work
-        await asyncio.sleep(ARRIVE_S)
-        took_s = time.perf_counter() - began
-        return sum(processes.cpu_s(roots).values()) - before, took_s
-
-    async def commands() -> None:
-        for _ in range(BLOCK * 4):
-            await sandbox.exec(["true"])
-
-    idle_s, idle_took_s = await used(asyncio.sleep(0))
-    busy_s, busy_took_s = await used(commands())
-    return (busy_s - idle_s / idle_took_s * busy_took_s) / (BLOCK * 4) * 1e6
+    before, began = sum(processes.cpu_s(roots).values()), time.perf_counter()
+    for _ in range(COMMANDS):
+        await sandbox.exec(["true"])
+    await asyncio.sleep(max(0.0, began + WINDOW_S - time.perf_counter()))
+    return (sum(processes.cpu_s(roots).values()) - before) / COMMANDS * 1e6
 
 
 async def forwarding(client: Any, *, quick: bool) -> dict[str, Any]:

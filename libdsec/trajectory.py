@@ -52,6 +52,11 @@ class TrajectoryRecord:
     result: ExecResult | None = None
     error: DSecError | None = None
 
+    @property
+    def is_infra(self) -> bool:
+        """Whether it failed by the infrastructure: a trainer masks it."""
+        return self.error is not None and self.error.is_infra
+
     def to_json(self) -> dict[str, Any]:
         """A line of the export: plain data, bytes as base64."""
         names = ("seq", "state", "verb", "command", "op_id", "principal", "at", "ended_at",

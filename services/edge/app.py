@@ -13,11 +13,12 @@ import fcntl
 import logging
 import os
 import time
+from functools import partial
 from typing import IO
 
 from schemas.subjects import EDGE_DURABLE, inbox_prefix
 from services.edge import probe
-from services.edge.door import Door
+from services.edge.door import COUNTED, Door
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver
 from services.edge.execs import Execs
@@ -94,6 +95,8 @@ class Edge:
         self.health.add("journal", self.journal.check)
         self.health.add("bus", self.link.check)
         self.health.add("join", self.presence.check)
+        for name in COUNTED:
+            self.health.count(f"operations_{name}", partial(self.door.counts.__getitem__, name))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until ``stop``."""

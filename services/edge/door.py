@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections import Counter
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -65,6 +66,8 @@ SILENT_S = KEEPALIVE_S * 0.6
 TICK_S = 1.0
 RETRY_AFTER_S = 0.5
 SIGKILL = 9
+COUNTED = ("ended", "repeated", "failed_infra", "unknown")
+"""Of these the client asked again, the infrastructure failed, nobody knows the outcome."""
 
 Key = tuple[str, str]
 
@@ -94,6 +97,8 @@ class Door:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
+        self.counts: Counter[str] = Counter()
+        """Operations since the start, by how they came and ended: see :data:`COUNTED`."""
 
     async def open(self, bus: Bus) -> None:
         """Listens on a (new) connection."""
@@ -171,6 +176,7 @@ class Door:
                 raise NotFound("no such operation of this principal", field="op_id")
             if hash_ and known.hash and known.hash != hash_:
                 raise Conflict("this op_id was used for another request", field="op_id")
+            self.counts["repeated"] += 1
             again = known.join(msg.reply, request.offset) if joins else known.attach(msg.reply)
             self._spawn(again)
             return
@@ -302,6 +308,7 @@ class Door:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
             final = encode(reply)
         op.kept.clear()
+        self._count(op, error)
         changes = []
         # one that is left, or was found again, goes on: whoever asks again follows it
         if op.claimed and not (did_not_begin(error) and (op.left or op.resumed)):
@@ -315,6 +322,12 @@ class Door:
         if op.begun and not did_not_begin(error):
             self._finished.put(key, op)
         self._record(op.call, body, error, changes)
+
+    def _count(self, op: Operation, error: DsecError | None) -> None:
+        self.counts["ended"] += 1
+        self.counts["repeated"] += op.again
+        self.counts["failed_infra"] += error is not None and error.is_infra
+        self.counts["unknown"] += error is not None and error.details.get("outcome") == "unknown"
 
     def _refuse(self, call: Call, verb: Verb, msg: Msg, error: DsecError) -> None:
         op_id = msg.reply.rpartition(".")[2]
