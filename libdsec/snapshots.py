@@ -20,7 +20,7 @@ from libdsec._wire import (
     MAX_BATCH,
     ImageInfo,
     ImageReply,
-    Provenance,
+    LayerProvenance,
     Removed,
     SandboxSpec,
     SnapshotCreate,
@@ -157,7 +157,7 @@ class HasSnapshots(Held):
         )  # fmt: skip
 
 
-def _provenance(image: ImageInfo) -> Provenance:
+def _provenance(image: ImageInfo) -> LayerProvenance:
     if image.provenance is None or not image.layers:
         raise NotFound(f"image {image.name} was not packed from a sandbox", field="snapshot")
     return image.provenance

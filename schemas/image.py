@@ -81,7 +81,7 @@ class Removed(Message, frozen=True):
     bytes: int = 0
 
 
-class Provenance(Message, frozen=True):
+class LayerProvenance(Message, frozen=True):
     """Where a packed layer comes from. ``parents``: the digests it lies upon; ``spec``:
     of its sandbox; ``frozen_s``: how long that stood still; ``removed``: the first of
     ``removed_count`` things that were scrubbed."""
@@ -110,7 +110,7 @@ class ImageInfo(Message, frozen=True):
     config: ImageConfig
     size_bytes: int
     created_at: UnixTime
-    provenance: Provenance | None = None
+    provenance: LayerProvenance | None = None
 
 
 class ImageReply(Versioned, frozen=True):

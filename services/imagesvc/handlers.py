@@ -28,7 +28,7 @@ from schemas.image import (
     ImageQuery,
     ImageReply,
     Kind,
-    Provenance,
+    LayerProvenance,
     ResolveReply,
     ResolveRequest,
     SnapshotCreate,
@@ -92,7 +92,7 @@ class Image:
     kind: Kind
     config: ImageConfig
     layers: Sequence[LayerManifest]
-    provenance: Provenance | None = None
+    provenance: LayerProvenance | None = None
 
 
 class Handlers:

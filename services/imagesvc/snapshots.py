@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from schemas.exec import PackReply, PackRequest, UploadTarget
-from schemas.image import ImageCommand, Origin, OriginQuery, Provenance, SnapshotCreate
+from schemas.image import ImageCommand, LayerProvenance, Origin, OriginQuery, SnapshotCreate
 from schemas.sandbox import ImageConfig
 from schemas.subjects import rpc
 from services.imagesvc import edges
@@ -44,7 +44,7 @@ class Snapshot:
 
     layers: list[LayerManifest]
     config: ImageConfig
-    provenance: Provenance
+    provenance: LayerProvenance
 
 
 def name_of(snapshot: SnapshotCreate) -> ImageName:
@@ -107,8 +107,8 @@ def _manifest(reply: PackReply) -> LayerManifest:
 
 def _provenance(
     command: ImageCommand, asked: SnapshotCreate, origin: Origin, reply: PackReply, layer: str
-) -> Provenance:
-    return Provenance(
+) -> LayerProvenance:
+    return LayerProvenance(
         sandbox=asked.uid, principal=command.principal, node=origin.node, at=time.time(),
         layer=layer, parents=[one.digest for one in origin.resolved.layers], job=origin.job,
         spec=origin.resolved.spec, frozen_s=reply.frozen_s, scrubbed=asked.scrub,

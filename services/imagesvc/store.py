@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from schemas.image import ImageInfo, Kind, Provenance
+from schemas.image import ImageInfo, Kind, LayerProvenance
 from schemas.sandbox import ImageConfig, LayerRef
 from services.imagesvc import leases
 from services.imagesvc.environments import Key
@@ -69,7 +69,7 @@ def _info(row: RowMapping) -> ImageInfo:
         config=msgspec.convert(row["config"], ImageConfig),
         size_bytes=row["size_bytes"],
         created_at=row["created_at"],
-        provenance=row["provenance"] and msgspec.convert(row["provenance"], Provenance),
+        provenance=row["provenance"] and msgspec.convert(row["provenance"], LayerProvenance),
     )
 
 
@@ -81,7 +81,7 @@ async def register(
     config: ImageConfig,
     layers: Sequence[LayerManifest],
     principal: str,
-    provenance: Provenance | None = None,
+    provenance: LayerProvenance | None = None,
 ) -> None:
     """Points a name to layers under a lease, whatever it pointed to before."""
     where = _where(key)
