@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from schemas.audit import Access
+from schemas.audit import Access, AuditReport, SandboxReport
 from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage, decode, encode
 from schemas.image import ImageCommand, ImageCreate, ImageDelete
 from schemas.job import JobCommand, JobRequest, JobVerb
@@ -102,6 +102,10 @@ def _read(entry: Entry) -> None:
     entry.digest = hashlib.sha256(ask.body).digest()
     if ask.entity == "sandbox" and ask.verb in OPS:
         _read_op(entry)
+    elif ask.grant == "sandbox.report":
+        report = decode(ask.body, SandboxReport)
+        entry.command, entry.target = report, report.uid
+        _identify(entry, report.request_id)
     elif ask.entity == "job" and ask.verb in JOB_VERBS:
         lease = decode(ask.body, JobRequest)
         entry.command, entry.target = lease, lease.job
@@ -168,7 +172,7 @@ def messages(entries: Sequence[Entry], *, now: float) -> list[Outgoing]:
 def _kind(entry: Entry) -> str:
     if entry.create is not None:
         return "create"
-    return "op" if entry.ask.entity == "sandbox" else "single"
+    return "op" if entry.ask.entity == "sandbox" and entry.ask.verb in OPS else "single"
 
 
 def _creates(entries: Iterable[Entry], now: float) -> list[Outgoing]:
@@ -231,6 +235,11 @@ def _single(entry: Entry) -> Outgoing:
         headers[HEADER_REPLY] = ask.reply_to
     if ask.trace:
         headers[HEADER_TRACE] = ask.trace
+    if ask.entity == "sandbox":
+        told = AuditReport(
+            project=ask.project, principal=ask.principal, at=ask.at, report=entry.command
+        )
+        return Outgoing(cmd("audit", "report", ask.project), encode(told), headers)
     if ask.entity == "job":
         job = JobCommand(
             project=ask.project, principal=ask.principal, verb=ask.verb,  # type: ignore[arg-type]
