@@ -67,14 +67,17 @@ class App:
         async with connected(stop, bus=self.bus, db=self.db, health=self.health, port=port) as up:
             if not up:
                 return
-            for part in (self.outbox, *self.periodics, *self.consumers):
-                part.start()
+            self.outbox.start()
+            for periodic in self.periodics:
+                periodic.start()
+            for consumer in self.consumers:
+                consumer.start()
             try:
                 await self.bus.serve(stop)
             finally:
                 await asyncio.gather(*(c.close() for c in self.consumers))
-                for part in (*self.periodics, self.outbox):
-                    await part.close()
+                await asyncio.gather(*(p.close() for p in self.periodics))
+                await self.outbox.close()
 
     async def _days(self) -> None:
         await self.store.keep_days(root=self.settings.root_project)
