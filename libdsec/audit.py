@@ -41,6 +41,8 @@ FINDINGS_MAX = 10_000
 """Findings that may wait for a slow reader."""
 PAGE = 200
 EVIDENCE_MAX = 1_000
+REPORT_S = 10.0
+"""Longest wait of a grader for audit."""
 
 
 @dataclass(frozen=True)
@@ -207,4 +209,4 @@ class Audit(Manager):
             SandboxReport, request_id=_ids.new(), uid=uid, observations=list(observations)
         )
         subject = self._core.calls.req_subject(self._project(project), "sandbox", "report")
-        await self._core.calls.change(subject, request, Ok)
+        await self._core.calls.change(subject, request, Ok, timeout_s=REPORT_S)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from libdsec.cli import admin, commands, doctor, files, images, jobs, ports, sandboxes
+from libdsec.cli import admin, audit, commands, doctor, files, images, jobs, ports, sandboxes
 from libdsec.cli.common import connection
 
 app = typer.Typer(
@@ -40,4 +40,4 @@ app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")
 app.add_typer(admin.grants, name="grant", help="What principals may do.")
 app.add_typer(admin.quotas, name="quota", help="Limits of projects.")
 app.add_typer(admin.nodes, name="node", help="The fleet.")
-app.add_typer(admin.audit, name="audit", help="The record of every verb.")
+app.add_typer(audit.app, name="audit", help="The record, violations and findings.")

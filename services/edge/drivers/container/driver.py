@@ -18,7 +18,7 @@ import errno
 import logging
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.agent.ports import PortsOfAgent
 from services.edge.cgroups import CgroupDriver, Groups
+from services.edge.counting import counters
 from services.edge.drivers.base import (
     BackendReport,
+    Counters,
     ExecIO,
     ExecOutcome,
     ExecSpec,
@@ -275,6 +277,10 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
 
     async def usage(self, handle: Handle) -> Usage:
         return await self.shells.usage(Groups.of(handle.data["groups"]))
+
+    async def counters(self, handles: Sequence[Handle]) -> list[Counters]:
+        groups = [Groups.of(handle.data["groups"]) for handle in handles]
+        return await self.shells.thread(lambda: [counters(each) for each in groups])
 
     async def stop(self, handle: Handle, *, grace_s: float = 0.0) -> None:
         sandbox = self._live.pop(handle.uid, None)
