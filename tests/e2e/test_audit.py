@@ -25,10 +25,15 @@ import os, time
 for _ in range(1000):
     try:
         if os.fork() == 0:
-            time.sleep(4)
+            time.sleep(1)
             os._exit(0)
     except OSError:
         pass
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        break
 """
 FLOOD = "yes | head -c 90000000"
 SUITE = """
