@@ -249,7 +249,8 @@ class SuggestQuery(Versioned, frozen=True):
 
 
 class Suggestion(Message, frozen=True):
-    """One change: ``value`` is added at ``path`` of the policy. ``count`` denials in
+    """One change: ``value`` is added at ``path`` of the policy document (with ``remove``:
+    goes from there; ``higher``: a limit is to be). ``count`` denials in
     ``sandboxes`` sandboxes asked for it. ``withheld``: a rule that takes these denials
     for an attack, so it is named and not suggested."""
 
@@ -259,6 +260,7 @@ class Suggestion(Message, frozen=True):
     sandboxes: int
     reason: str = ""
     withheld: str = ""
+    remove: bool = False
 
 
 class SuggestReply(Versioned, frozen=True):

@@ -25,7 +25,7 @@ QUERY_COLUMNS = ("seq", "at", "kind", "principal", "verb", "target", "outcome", 
 FINDING_COLUMNS = ("at", "severity", "rule", "uid", "job", "task", "principal", "explanation")
 RULE_COLUMNS = ("id", "severity", "confidence", "measure", "threshold", "window_s", "respond",
                 "title")  # fmt: skip
-SUGGEST_COLUMNS = ("path", "value", "count", "sandboxes", "withheld", "reason")
+SUGGEST_COLUMNS = ("path", "value", "remove", "count", "sandboxes", "withheld", "reason")
 EVIDENCE_COLUMNS = ("seq", "at", "source", "rule", "verdict", "count", "target")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 

@@ -6,6 +6,7 @@ seen: a question about none is refused, not answered with everything).
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from schemas.audit import (
@@ -13,6 +14,7 @@ from schemas.audit import (
     AuditQuery,
     DryRunQuery,
     DryRunReply,
+    Finding,
     RulesQuery,
     RulesReply,
     SuggestQuery,
@@ -32,6 +34,8 @@ from shared.errors import InvalidRequest
 VERIFY_AT_ONCE = 20_000
 """Entries of one answer: about a second of work."""
 FINDINGS_AT_ONCE = 500
+TRIED_AT_ONCE = 50
+"""Rules of one trial."""
 
 
 class Questions:
@@ -66,9 +70,11 @@ class Questions:
         empty."""
         _scoped(query)
         engine = Engine(rulebook.collect({"rules": query.rules}))
+        if len(engine.rules) > TRIED_AT_ONCE:
+            raise InvalidRequest(f"at most {TRIED_AT_ONCE} rules at once", field="rules")
         events = await self._events(query, query.limit + 1)
-        windows: dict[Key, Window] = {}
-        findings = engine.fold(engine.take(events[-query.limit :]), windows)
+        # in a thread: the record must go on while somebody tries slow rules
+        findings = await asyncio.to_thread(_tried, engine, events[-query.limit :])
         return DryRunReply(
             events=min(len(events), query.limit), findings=findings[:FINDINGS_AT_ONCE],
             complete=len(events) <= query.limit and len(findings) <= FINDINGS_AT_ONCE,
@@ -103,6 +109,11 @@ class Questions:
             until=getattr(query, "until", None), target=getattr(query, "uid", None),
         )  # fmt: skip
         return [event(id_, r) for id_, r in await self._store.violations(wanted, limit)]
+
+
+def _tried(engine: Engine, events: list[Event]) -> list[Finding]:
+    windows: dict[Key, Window] = {}
+    return engine.fold(engine.take(events), windows)
 
 
 def _reply(verdict: Verdict, head: int, anchor: int) -> VerifyReply:

@@ -281,7 +281,7 @@ async def test_rules_and_suggestions_are_answered(
     query = SuggestQuery(projects=["asked"], uid=uid)
     reply = await bus.request(rpc("audit", "suggest"), query, SuggestReply)
     found = [(s.path, s.value, s.count, s.withheld) for s in reply.suggestions]
-    assert found[0] == ("files.read", "/opt/data/x", 4, "")
+    assert found[0] == ("files.hidden", "/opt/data/x", 4, "")
     assert found[1][3] == "forged_request"
     rules = await bus.request(rpc("audit", "rules"), RulesQuery(), RulesReply)
     text = "".join(path.read_text() for path in RULES.glob("*.toml"))

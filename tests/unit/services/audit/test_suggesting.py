@@ -28,7 +28,7 @@ def changes(*events: Event) -> list[tuple[str, str, int]]:
 def test_a_mirror_with_a_name_stands_for_its_hosts() -> None:
     hosts = ("pypi.example", "files.pythonhosted.example")
     events = [denied("dns", n, domain=host) for n, host in enumerate(hosts)]
-    assert changes(*events) == [("network_rules", "pypi", 2)]
+    assert changes(*events) == [("network", "pypi", 2)]
 
 
 def test_names_and_ports_are_exact() -> None:
@@ -39,20 +39,24 @@ def test_names_and_ports_are_exact() -> None:
         denied("bpf_net", 4, address="2001:db8::1", port=22),
     ]
     assert changes(*events) == [
-        ("network.allow", "a.example", 4), ("network.allow", "192.0.2.9:53/udp", 1),
-        ("network.allow", "[2001:db8::1]:22", 1), ("network.allow", "a.example:8443", 1),
+        ("network", "a.example", 4), ("network", "[2001:db8::1]:22", 1),
+        ("network", "a.example:8443", 1), ("network", "udp:192.0.2.9:53", 1),
     ]  # fmt: skip
 
 
-def test_a_file_that_was_read_is_suggested_for_reading() -> None:
+def test_one_path_one_call_one_limit() -> None:
     events = [
         denied("landlock", 1, action="open", path="/opt/data/x"),
         denied("apparmor", 2, action="write", path="/opt/out/y"),
-        denied("resource", 3, rule="pids_limit", verdict="observed"),
+        denied("bpf_lsm", 3, rule="files.protected:/etc/z", action="write", path="/opt/z"),
+        denied("seccomp", 4, rule="processes.ptrace", syscall="ptrace"),
+        denied("resource", 5, rule="pids_limit", verdict="observed"),
     ]
-    assert set(changes(*events)) == {
-        ("files.read", "/opt/data/x", 1), ("files.write", "/opt/out/y", 1),
-        ("resources.pids", "higher", 1),
+    found = suggest(events, {})
+    assert {(s.path, s.value, s.remove) for s in found} == {
+        ("files.hidden", "/opt/data/x", True), ("files.read_only", "/opt/out/y", True),
+        ("files.protected", "/opt/z", True), ("processes.deny", "ptrace", True),
+        ("resources.pids", "higher", False),
     }  # fmt: skip
 
 
