@@ -67,7 +67,6 @@ def _row(entry: Any) -> dict[str, Any]:
 
 
 @app.command("query")
-@app.command("list", hidden=True)
 def query(
     kind: Kind = None,
     principal: Text = None,
