@@ -1,11 +1,12 @@
-"""Puts audit together: consumers into one record, rules over it, answers out of it."""
+"""Puts audit together: consumers into its records, rules over them, answers out of them."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
 
-from schemas.subjects import durable
+from schemas.subjects import durable, rpc
+from schemas.trajectory import TrajectoryQuery
 from services.audit import judging, owners
 from services.audit.correlation import Correlation
 from services.audit.engine import Engine
@@ -14,6 +15,7 @@ from services.audit.judging import Judge
 from services.audit.questions import Questions
 from services.audit.settings import Settings
 from services.audit.store import Store
+from services.audit.trajectory import Trajectories
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.consumer import BatchConsumer
@@ -47,14 +49,20 @@ class App:
             bus=self.bus, clock=clock, root=settings.root_project,
         )  # fmt: skip
         Questions(self.store, engine).answer_on(self.bus, QUEUE)
+        trails = Trajectories(
+            self.db, keep_s=settings.trajectory_keep_s, max_bytes=settings.trajectory_max_bytes
+        )
+        self.bus.answer(rpc("audit", "trajectory"), TrajectoryQuery, trails.page, queue=QUEUE)
         self.consumers = [
             BatchConsumer(self.bus, durable("audit_access"), handlers.access),
             BatchConsumer(self.bus, durable("audit_violations"), handlers.violations),
             BatchConsumer(self.bus, durable("audit_reports"), handlers.reports),
+            BatchConsumer(self.bus, durable("audit_trajectory"), trails.told),
         ]
         self.periodics = [
             Periodic("days of the record", self._days, every_s=DAYS_S),
             Periodic("old windows and owners", self._prune, every_s=PRUNE_S, at_once=False),
+            Periodic("trajectory", trails.forget, every_s=settings.trajectory_look_s),
         ]
         for consumer in self.consumers:
             self.health.add(consumer.name, consumer.check)

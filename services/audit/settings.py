@@ -17,7 +17,9 @@ class Settings(Common, kw_only=True):
     """``pg_dsn``: its own role's. ``rows_per_transaction`` bounds one insertion.
     ``audit_rules``: a folder with further rules files. ``audit_responses``: a file that
     says what follows which finding. ``root_project``: whose readers look after nodes.
-    ``audit_keep_s``: how long owners and windows are kept that nothing was heard of."""
+    ``audit_keep_s``: how long owners and windows are kept that nothing was heard of.
+    Of the trajectory log what is older than ``trajectory_keep_s`` goes, and the oldest where
+    it is more than ``trajectory_max_bytes``; it is looked at every ``trajectory_look_s``."""
 
     pg_dsn: str
     rows_per_transaction: int = 2_000
@@ -26,6 +28,9 @@ class Settings(Common, kw_only=True):
     root_project: str = "root"
     audit_keep_s: float = 40 * 86_400.0
     audit_window_keep_s: float = 2 * 86_400.0
+    trajectory_keep_s: float = 7 * 86_400.0
+    trajectory_max_bytes: int = 16 << 30
+    trajectory_look_s: float = 300.0
 
     def rules(self) -> list[Rule]:
         """The rules that ship and the operator's. Raises ``InvalidRequest``."""

@@ -107,3 +107,33 @@ measured = Table(
 """What rules have measured of sandboxes and nodes in their windows."""
 
 outbox = outbox_table(metadata)
+trajectory = Table(
+    "trajectory",
+    metadata,
+    Column("node", String, primary_key=True),
+    Column("uid", String, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("project", String, nullable=False),
+    Column("op_id", String, nullable=False),
+    Column("verb", String, nullable=False),
+    Column("principal", String, nullable=False),
+    Column("at", Float(53), nullable=False),
+    Column("lane", String),
+    Column("step", BigInteger),
+    Column("cut", BigInteger, nullable=False),
+    Column("ended_at", Float(53)),
+    Column("hour", Integer, nullable=False),
+    Column("request", LargeBinary, nullable=False),
+    Column("reply", LargeBinary, nullable=False),
+    Index("trajectory_by_hour", "hour"),
+)
+"""What edges told of the operations in their sandboxes. ``hour``: of its arrival, since
+the epoch."""
+
+trajectory_hour = Table(
+    "trajectory_hour",
+    metadata,
+    Column("hour", Integer, primary_key=True, autoincrement=False),
+    Column("bytes", BigInteger, nullable=False),
+)
+"""How much arrived in each hour that is kept."""

@@ -3,16 +3,16 @@
 Only the administrator's rows and functions make and drop days: the service's role can
 call them, but neither choose what goes nor shorten how long it is kept.
 
-Revision ID: 0002
-Revises: 0001
+Revision ID: 0003
+Revises: 0002
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 
 RECORD = (
     "alter table record rename to record_before",
