@@ -25,12 +25,14 @@ LOOK_S = 10.0
 MAX_TOLD = 64
 MAX_NAME = 256
 
-# plain shell: the image may have no ps. Names as the kernel knows them, one a line; the
-# looking shell itself and its parent, which aether made for it, are left out
+# plain shell: the image may have no ps. Names as the kernel knows them, one a line. Left out
+# are the looking shell itself, what is aether's (nobody in here can see what it executes),
+# and the idle shells of sessions, which the trainer opened
 _ALIVE = (
     'for p in /proc/[0-9]*; do n="${p#/proc/}"; [ "$n" = 1 ] || [ "$n" = $$ ] && continue; '
     'read -r c < "$p/comm" 2>/dev/null || continue; '
-    'IFS= read -r a 2>/dev/null < "$p/cmdline" || [ -n "$a" ] || continue; '
+    'a=; IFS= read -r a 2>/dev/null < "$p/cmdline"; case "$a" in ""|*_dsec_how*) continue;; esac; '
+    'case "$c" in aether*|"file operation") [ -e "$p/exe" ] || continue;; esac; '
     'printf "%s\\n" "$c"; done'
 )
 

@@ -115,7 +115,8 @@ async def test_what_a_grader_saw_is_told_to_audit(containers: DSecClient, agent:
     await agent.exec(work, cwd="/workspace", check=True)
     await grade(agent, task(), client=containers)
     async with await containers.run_container(task().run_args()) as honest:
-        await honest.exec("sed -i s/-/+/ calc.py", cwd="/workspace", check=True)
+        session = honest.session("left-open")
+        await session.run("cd /workspace && sed -i s/-/+/ calc.py", check=True)
         assert (await grade(honest, task(), client=containers)).reward == 1.0
 
     async def found() -> dict[str, Any] | None:
