@@ -113,7 +113,10 @@ class Door:
         if self._ticker:
             self._ticker.cancel()
         self._supervisor.let_go()
-        unknown = Internal("the edge ended while this operation ran", cause="runtime")
+        unknown = Internal(
+            "the edge ended while this operation ran", cause="runtime",
+            details={"outcome": "unknown"},
+        )  # fmt: skip
         again = Unavailable("the edge is ending", retry_after_s=RETRY_AFTER_S)
         for op in list(self._running.values()):
             op.leave() if op.stays else op.abort(again if op.repeats else unknown)
