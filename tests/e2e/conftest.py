@@ -15,6 +15,17 @@ from libdsec import DSecClient
 from services.local import LocalOptions, LocalSystem
 
 SETTLE_S = 30.0
+RESPONSES = """
+[[response]]
+project = "strict*"
+rule = "test_file_edit"
+do = "kill"
+
+[[response]]
+project = "strict*"
+rule = "processes_at_grading"
+do = "freeze"
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,12 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalSystem]:
-    """Two nodes with the fake backend: everything but a kernel."""
+    """Two nodes with the fake backend: everything but a kernel. Findings of projects whose
+    name begins with ``strict`` are answered."""
+    responses = tmp_path_factory.mktemp("audit") / "responses.toml"
+    responses.write_text(RESPONSES)
     options = LocalOptions(
         driver="fake",
         nodes=2,
         state_dir=tmp_path_factory.mktemp("fake"),
         image_roots=[tmp_path_factory.mktemp("images")],
+        env={"DSEC_AUDIT_RESPONSES": str(responses)},
     )
     async with LocalSystem(options) as system:
         yield system
