@@ -149,8 +149,8 @@ def source() -> str:
 def _constants(used: set[str]) -> list[str]:
     """Defaults that signatures name."""
     found = []
-    for source, _ in FACES.values():
-        module = inspect.getmodule(source)
+    bases = {base for source, _ in FACES.values() for base in _own(source)}
+    for module in {inspect.getmodule(base) for base in bases}:
         values = vars(module).items()
         found += [f"{n}: {_typed(v)}" for n, v in values if n.isupper() and n in used]
     return sorted(set(found))

@@ -152,7 +152,9 @@ Labels = dict[
 ]
 
 class SandboxSpec(Message, frozen=True):
-    """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top)."""
+    """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
+    Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
+    that is: the scheduler fills it in."""
 
     backend: Backend = "container"
     container_image: ImageName | None = None
@@ -176,14 +178,17 @@ class SandboxSpec(Message, frozen=True):
     labels: Labels = {}
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
+    source: Uid | None = None
+    node: Token | None = None
 
 class CreateRequest(Versioned, frozen=True):
-    """client → auth, ``dsec.req.v1.<project>.sandbox.create[.<principal>]``.
+    """client → auth, ``dsec.req.v1.<project>.sandbox.<create|fork>[.<principal>]``.
 
     ``specs`` × ``count`` sandboxes (``count`` > 1 only with one spec). Each spec is
     judged alone: bad ones get their own error, the others run. ``request_id`` is
     the idempotency key and the uid of the first sandbox; sandbox *i* has the uid
-    ``ids.item_uid(request_id, i)``. ``timeout_s`` bounds the wait for readiness.
+    ``ids.item_uid(request_id, i)``. ``timeout_s`` bounds the wait for readiness. A fork's
+    one spec names its ``source``: the environment is that sandbox's, whatever else it says.
     """
 
     request_id: Uid
@@ -717,7 +722,10 @@ class NodeList(Versioned, frozen=True):
 
     nodes: list[NodeInfo]
 
-Kind = Literal["base", "workspace", "toolkit"]
+Kind = Literal["base", "workspace", "toolkit", "snapshot"]
+
+ScrubPattern = Annotated[str, Meta(min_length=2, max_length=1024, pattern=r"^/[^\x00]*$")]
+"""An absolute path; ``*`` stands for anything within a name, ``**`` for any names."""
 
 class ImageCreate(Versioned, frozen=True):
     """``req image.create``. Exactly one source: ``path`` (a directory, tar or
@@ -739,6 +747,44 @@ class ImageDelete(Versioned, frozen=True):
     request_id: str
     name: ImageName
 
+class SnapshotCreate(Versioned, frozen=True):
+    """``req sandbox.snapshot``: what a sandbox changed becomes a layer over its own, and
+    the whole an image: ``name``, or where that is missing a snapshot of a name made up
+    from the request id. ``scrub``: residue of its use is left out, and what ``remove``
+    names too."""
+
+    request_id: Uid
+    uid: Uid
+    name: ImageName | None = None
+    scrub: bool = False
+    remove: Annotated[list[ScrubPattern], Meta(max_length=256)] = []
+    memory: bool = False
+
+class Removed(Message, frozen=True):
+    """What a scrub left out: the path, the rule that says so, bytes of contents below it."""
+
+    path: str
+    rule: str
+    bytes: int = 0
+
+class LayerProvenance(Message, frozen=True):
+    """Where a packed layer comes from. ``parents``: the digests it lies upon; ``spec``:
+    of its sandbox; ``frozen_s``: how long that stood still; ``removed``: the first of
+    ``removed_count`` things that were scrubbed."""
+
+    sandbox: Uid
+    principal: str
+    node: str
+    at: UnixTime
+    layer: str
+    parents: list[str] = []
+    job: str | None = None
+    spec: SandboxSpec | None = None
+    frozen_s: float = 0.0
+    scrubbed: bool = False
+    removed: list[Removed] = []
+    removed_count: int = 0
+
 class ImageInfo(Message, frozen=True):
     """A registered image. Names are visible in their project and below it."""
 
@@ -749,6 +795,7 @@ class ImageInfo(Message, frozen=True):
     config: ImageConfig
     size_bytes: int
     created_at: UnixTime
+    provenance: LayerProvenance | None = None
 
 class ImageReply(Versioned, frozen=True):
     """The answer to an image request. While an import runs, replies with only

@@ -65,6 +65,7 @@ from libdsec import Found as Found
 from libdsec import Info as Info
 from libdsec import InternalError as InternalError
 from libdsec import InvalidRequest as InvalidRequest
+from libdsec import Layer as Layer
 from libdsec import LocalAddress as LocalAddress
 from libdsec import NoSpaceLeft as NoSpaceLeft
 from libdsec import NotARegularFile as NotARegularFile
@@ -78,6 +79,7 @@ from libdsec import Provenance as Provenance
 from libdsec import QuotaExceeded as QuotaExceeded
 from libdsec import Replay as Replay
 from libdsec import SandboxDied as SandboxDied
+from libdsec import Snapshot as Snapshot
 from libdsec import StdinClosed as StdinClosed
 from libdsec import TrajectoryRecord as TrajectoryRecord
 from libdsec import TreeCopy as TreeCopy
@@ -94,6 +96,7 @@ OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
 READY_S: float
 READ_BYTES: int
+SNAPSHOT_S: float
 TERMINAL_SIZE: tuple[int, int]
 WATCH_S: float
 
@@ -519,6 +522,15 @@ class Sandbox:
     def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
         ...
 
+    def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
+        ...
+
+    def snapshot(self, memory: bool=False, *, timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Snapshot:
+        ...
+
+    def fork(self, n: int, *, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
+        ...
+
     def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
         ...
 
@@ -603,6 +615,15 @@ class FastForward:
     def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
         ...
 
+    def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
+        ...
+
+    def snapshot(self, memory: bool=False, *, timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Snapshot:
+        ...
+
+    def fork(self, n: int, *, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
+        ...
+
     def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
         ...
 
@@ -670,6 +691,14 @@ class DSecClient:
         ...
 
     def create_many(self, args: DSecRunArgs | Sequence[DSecRunArgs], *, n: int | None=None, timeout: Seconds=CREATE_S, wait: bool=True, request_id: str | None=None) -> list[Sandbox | DSecError]:
+        ...
+
+    @overload
+    def restore(self, snapshot: Snapshot | Layer | str, n: None=None, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> Sandbox:
+        ...
+
+    @overload
+    def restore(self, snapshot: Snapshot | Layer | str, n: int, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
         ...
 
     def job(self, id: str, *, lease_s: Seconds=LEASE_S, on_lost: str='pause') -> Job:

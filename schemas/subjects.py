@@ -184,6 +184,10 @@ DURABLES: tuple[Durable, ...] = (
     Durable(
         "imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.create.>",), owner="imagesvc", batch=1
     ),
+    Durable(
+        "imagesvc_snapshots", "DSEC_CMD", ("dsec.cmd.v1.image.snapshot.>",), owner="imagesvc",
+        batch=1,
+    ),
     Durable("imagesvc_quick", "DSEC_CMD", ("dsec.cmd.v1.image.delete.>",), owner="imagesvc"),
     Durable(
         "audit_access",
@@ -226,6 +230,10 @@ class Subject:
 SUBJECTS: tuple[Subject, ...] = (
     Subject("dsec.req.v1.*.sandbox.create", "jetstream", "client", ("auth",), "CreateRequest",
             "create sandboxes"),
+    Subject("dsec.req.v1.*.sandbox.fork", "jetstream", "client", ("auth",), "CreateRequest",
+            "create branches of a sandbox"),
+    Subject("dsec.req.v1.*.sandbox.snapshot", "jetstream", "client", ("auth",), "SnapshotCreate",
+            "pack what a sandbox changed"),
     Subject("dsec.req.v1.*.sandbox.report", "jetstream", "client", ("auth",), "SandboxReport",
             "what a grader saw"),
     Subject("dsec.req.v1.*.sandbox.*", "jetstream", "client", ("auth",), "SandboxOpRequest",
@@ -273,6 +281,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "run a command"),
     Subject("dsec.exec.v1.*.*.*.connect.*", "core", "client", ("edge",), "ConnectRequest",
             "reach a port"),
+    Subject("dsec.exec.v1.*.*.*.pack.*", "core", "imagesvc", ("edge",), "PackRequest",
+            "make a layer of what it changed"),
     Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest",
             "live facts"),
     Subject("dsec.exec.v1.*.*.*.trajectory.*", "core", "client", ("edge",), "TrajectoryRequest",
@@ -323,6 +333,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "the fleet"),
     Subject("dsec.rpc.v1.scheduler.layers", "core", "imagesvc", ("scheduler",),
             "LayerUseQuery", "layers of living sandboxes"),
+    Subject("dsec.rpc.v1.scheduler.origin", "core", "imagesvc", ("scheduler",),
+            "OriginQuery", "where a sandbox is and what it was made of"),
     Subject("dsec.rpc.v1.imagesvc.resolve", "core", "scheduler", ("imagesvc",),
             "ResolveRequest", "names to layers"),
     Subject("dsec.rpc.v1.imagesvc.images", "core", "auth", ("imagesvc",), "ImageQuery",
@@ -352,7 +364,8 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
 REQ_GRANTS: frozenset[str] = frozenset(
     {
         "sandbox.create", "sandbox.stop", "sandbox.pause", "sandbox.resume",
-        "sandbox.set_timeout", "sandbox.report", "job.open", "job.renew",
+        "sandbox.set_timeout", "sandbox.snapshot", "sandbox.fork",
+        "sandbox.report", "job.open", "job.renew",
         "project.create", "project.delete", "key.create", "key.delete",
         "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
         "node.cordon", "node.uncordon", "node.drain",

@@ -16,6 +16,7 @@ from libdsec.cli import (
     jobs,
     ports,
     sandboxes,
+    snapshots,
     trajectory,
 )
 from libdsec.cli.common import connection
@@ -41,7 +42,7 @@ def options(
     connection.url, connection.api_key, connection.project = url, api_key, project
 
 
-for module in (commands, files, ports, sandboxes, trajectory, doctor):
+for module in (commands, files, ports, sandboxes, snapshots, trajectory, doctor):
     module.register(app)
 app.command("logs")(admin.logs)
 app.add_typer(jobs.app, name="job", help="Jobs: sandboxes that outlive their trainer.")
