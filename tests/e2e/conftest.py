@@ -25,6 +25,11 @@ do = "kill"
 project = "strict*"
 rule = "processes_at_grading"
 do = "freeze"
+
+[[response]]
+project = "strict*"
+rule = "protected_file_edit"
+do = "quarantine"
 """
 
 
@@ -37,18 +42,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
+def _strict(factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Findings of projects whose name begins with ``strict`` are answered."""
+    responses = factory.mktemp("audit") / "responses.toml"
+    responses.write_text(RESPONSES)
+    return {"DSEC_AUDIT_RESPONSES": str(responses)}
+
+
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalSystem]:
-    """Two nodes with the fake backend: everything but a kernel. Findings of projects whose
-    name begins with ``strict`` are answered."""
-    responses = tmp_path_factory.mktemp("audit") / "responses.toml"
-    responses.write_text(RESPONSES)
+    """Two nodes with the fake backend: everything but a kernel."""
     options = LocalOptions(
         driver="fake",
         nodes=2,
         state_dir=tmp_path_factory.mktemp("fake"),
         image_roots=[tmp_path_factory.mktemp("images")],
-        env={"DSEC_AUDIT_RESPONSES": str(responses)},
+        env=_strict(tmp_path_factory),
     )
     async with LocalSystem(options) as system:
         yield system
@@ -63,6 +72,7 @@ async def container_system(
         driver="container",
         state_dir=tmp_path_factory.mktemp("containers"),
         image_roots=[base_image, tmp_path_factory.mktemp("images")],
+        env=_strict(tmp_path_factory),
     )
     async with LocalSystem(options) as system:
         async with open_client(system) as client:

@@ -121,7 +121,7 @@ async def _is_whole(
     assert (bomb.severity, bomb.job, bomb.task) == ("high", "audited", "t-17")
     assert bomb.principal == trainer.principal
     assert bomb.project == trainer.project
-    assert bomb.count >= 800
+    assert bomb.count >= 100
     assert found["output_flood"].count >= 64 << 20
     explained = await guard.audit.explain(bomb.id)
     assert explained.rule is not None
@@ -191,3 +191,25 @@ async def test_a_full_disk_is_found_where_disks_are_limited(client: DSecClient) 
 
         (entry,) = await until(found, what="a finding")
         assert entry.record["rule"] == "disk_fill"
+
+
+async def test_a_quarantined_sandbox_stands_still_and_its_disk_is_kept(
+    container_system: LocalSystem, containers: DSecClient
+) -> None:
+    project = (await containers.projects.create("strict-kept")).id
+    async with (
+        open_client(container_system, project=project) as trainer,
+        await trainer.run_container(args()) as box,
+    ):
+        await box.files.write("/tmp/evidence", b"of it")
+        seen = [GradingObservation(what="protected_file_edited", subject="conftest.py")]
+        await trainer.audit.report(box.uid, seen)
+
+        async def kept() -> Any:
+            paused = (await box.info()).state == "paused"
+            images = await trainer.images.list()
+            return [i for i in images if i.kind == "snapshot"] if paused else None
+
+        (image,) = await until(kept, what="a paused sandbox and its snapshot")
+        found = [e async for e in trainer.audit.list(kind="finding", target=box.uid)]
+        assert found[0].record["snapshot"] == image.name.partition(":")[0]
