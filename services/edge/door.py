@@ -4,9 +4,9 @@ Owns: who is let in, how many at once, that no command runs twice, typed errors 
 the three places that translate them), access records. Does not own: frames (operation),
 what a verb does (verbs).
 
-It subscribes with its own callback on the connection, not through FastStream: this is
-the hottest path of the system, a FastStream subscriber costs about 55 µs a message and
-this one 7 (docs/adr/0002), and frames of one operation must be taken in order.
+It takes its messages from the connection's reader, not through FastStream: this is the
+hottest path of the system, a FastStream subscriber costs about 55 µs a message
+(docs/adr/0002), and frames of one operation must be taken in order.
 
 Exactly once: before a command runs, its operation id and the request's hash are kept
 (execs), and its result follows. The same id again attaches to the running command, or
@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -39,14 +40,14 @@ from services.edge.finished import Finished
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
+from services.edge.outcomes import death, did_not_begin, recorded
 from services.edge.ports import Room
 from services.edge.supervisor import Supervisor
 from services.edge.verbs import VERBS, Verb
-from shared import ids, lifecycle, telemetry
+from shared import ids, quick, telemetry
 from shared.bus import HEADER_BYTES, Bus
 from shared.clock import Clock
 from shared.errors import (
-    CapacityExhausted,
     Conflict,
     DsecError,
     Internal,
@@ -65,6 +66,7 @@ RETRY_AFTER_S = 0.5
 SIGKILL = 9
 
 Key = tuple[str, str]
+Done = Callable[[], None] | None
 
 
 class Door:
@@ -92,7 +94,7 @@ class Door:
 
     async def open(self, bus: Bus) -> None:
         """Listens on a (new) connection."""
-        await bus.client.subscribe(f"dsec.exec.v1.*.{self._node}.>", cb=self._message)
+        await quick.subscribe(bus.client, f"dsec.exec.v1.*.{self._node}.>", self._message)
         if self._ticker is None:
             self._ticker = asyncio.create_task(self._tick(), name="door")
 
@@ -112,7 +114,7 @@ class Door:
 
     # -- a message comes in -----------------------------------------------------------
 
-    async def _message(self, msg: Msg) -> None:
+    def _message(self, msg: Msg) -> None:
         call = calls.parse(msg.subject)
         if call is None or call.node != self._node:
             log.debug("not a call: %s", msg.subject)
@@ -208,7 +210,7 @@ class Door:
         except asyncio.CancelledError:
             error, reply = self._cut_short(op, verb)
         except SandboxDied as exc:
-            error = _death(exc, sandbox)
+            error = death(exc, sandbox)
         except DsecError as exc:
             error = exc
         except Exception as exc:
@@ -280,30 +282,38 @@ class Door:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
             final = encode(reply)
         op.kept.clear()
-        changes = []
-        if op.claimed:
-            if _did_not_begin(error) and (op.left or op.resumed):
-                pass  # it goes on: whoever asks again follows it
-            elif _did_not_begin(error):  # then the same operation may be tried again
-                changes.append(self._execs.dropped(*key))
-            else:
-                changes.append(self._execs.ended(*key, _recorded(op, reply, final)))
         await op.finish(final)
         self._running.pop(key, None)
         self._room.leave(op.call)
-        if op.begun and not _did_not_begin(error):
+        changes, done = self._outcome(op, error, reply, final)
+        if op.begun and not did_not_begin(error):
             self._finished.put(key, op)
-        self._record(op.call, body, error, changes)
+        self._record(op.call, body, error, changes, done)
+
+    def _outcome(
+        self, op: Operation, error: DsecError | None, reply: Any, final: bytes
+    ) -> tuple[list[records.Change], Done]:
+        """What the journal keeps of its end."""
+        key = (op.call.uid, op.op_id)
+        if not op.claimed:
+            return [], None
+        if not did_not_begin(error):
+            change, done = self._execs.ended(*key, recorded(op, reply, final))
+            return [change], done
+        if op.left or op.resumed:  # it goes on: whoever asks again follows it
+            return [], None
+        return [self._execs.dropped(*key)], None  # the same operation may be tried again
 
     def _refuse(self, call: Call, verb: Verb, msg: Msg, error: DsecError) -> None:
         op_id = msg.reply.rpartition(".")[2]
         final = encode(verb.reply(op_id=op_id, error=to_wire(error)))
         self._spawn(self._send(msg.reply, final, {HEADER_FRAME: "x"}))
-        self._record(call, msg.data, error, [])
+        self._record(call, msg.data, error)
 
     def _record(
-        self, call: Call, body: bytes, error: DsecError | None, changes: list[records.Change]
-    ) -> None:
+        self, call: Call, body: bytes, error: DsecError | None,
+        changes: Sequence[records.Change] = (), done: Done = None,
+    ) -> None:  # fmt: skip
         try:
             if call.verb == "info":
                 return
@@ -314,17 +324,19 @@ class Door:
                 outcome=error.code if error else "ok", node=self._node,
                 sha256=hashlib.sha256(body).hexdigest(), bytes=len(body),
             )  # fmt: skip
-            self._observer.accessed(access, *changes)
+            self._observer.accessed(access, *changes, done=done)
         except Unavailable as exc:
             log.error("%s of %s is not recorded: %s", call.verb, call.uid, exc.message)
 
     # -- means ------------------------------------------------------------------------
 
-    async def _send(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
+    async def _send(self, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
         """A frame to a client. One that is lost with the connection is sent again when
         the client attaches again."""
         try:
-            await self._link.bus.client.publish(subject, data, headers=headers)
+            client = self._link.bus.client
+            if headers or not quick.publish(client, subject, data):
+                await client.publish(subject, data, headers=headers)
         except (Unavailable, NatsError) as exc:
             log.debug("a frame is lost: %r", exc)
 
@@ -357,19 +369,6 @@ def _full(text: str) -> Unavailable:
     return Unavailable(f"the door is full: {text}", retry_after_s=RETRY_AFTER_S)
 
 
-def _death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
-    """What the command saw, named by what the edge knows of the sandbox's end."""
-    if sandbox.ending is not None:
-        return sandbox.ending.death()
-    if error.cause is not None:
-        error.is_infra = lifecycle.is_infra(error.cause)
-    return error
-
-
-def _did_not_begin(error: DsecError | None) -> bool:
-    return isinstance(error, Unavailable | CapacityExhausted)
-
-
 async def _repeated(
     row: records.ExecRow, op: Operation, sandbox: Sandbox, verb: Verb, request: Any
 ) -> Any:
@@ -386,12 +385,3 @@ async def _repeated(
             cause="runtime",
         )
     return reply
-
-
-def _recorded(op: Operation, reply: Any, final: bytes) -> bytes:
-    """What a later repetition answers: output that went out in frames is not kept, so
-    it counts as dropped there."""
-    if not isinstance(reply, ExecReply) or not any(op.streamed.values()):
-        return final
-    dropped = (reply.truncated[0] + op.streamed["o"], reply.truncated[1] + op.streamed["e"])
-    return encode(msgspec.structs.replace(reply, truncated=dropped))

@@ -6,24 +6,58 @@ repetition is answered (:mod:`door`).
 
 An intent is kept in a slot of :class:`Claims` until the journal, which is told of many at
 a time, has committed it; what is found in the slots at the next start goes into the
-journal first. So a command waits for no commit.
+journal first. So a command waits for no commit, and most have ended before the journal is
+told: those are written once, intent and result together.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from services.edge import records
 from services.edge.claims import Claim, Claims
 from services.edge.journal import Journal
 from services.edge.records import Change, ExecRow
+from shared.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
+TELL_S = 0.25
+"""How long an intent may be in its slot alone."""
+
 Key = tuple[str, str]
 """Sandbox and operation."""
+
+
+@dataclass(slots=True)
+class _Uncommitted:
+    """An intent in a slot."""
+
+    slot: int
+    claim: Claim
+
+
+class _Known:
+    """Which operations may have been begun, the newest as many as the journal keeps. To be
+    taken for another costs a question to the journal, so that their hashes do."""
+
+    def __init__(self, keys: list[Key]) -> None:
+        self._new = {hash(key) for key in keys}
+        self._old: set[int] = set()
+
+    def adds(self, key: Key) -> bool:
+        """Whether it is new, from now on no more."""
+        number = hash(key)
+        if number in self._new or number in self._old:
+            return False
+        self._new.add(number)
+        if len(self._new) > records.MAX_EXECS:
+            self._old, self._new = self._new, set()
+        return True
 
 
 class Execs:
@@ -32,22 +66,24 @@ class Execs:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._uncommitted: dict[Key, int] = {}
+        self._uncommitted: dict[Key, _Uncommitted] = {}
+        self._untold: dict[Key, _Uncommitted] = {}
+        self._telling: asyncio.TimerHandle | None = None
         self._claims: Claims | None = None
-        self._reader: sqlite3.Connection | None = None
         try:
             self._claims = Claims(journal.path.with_name(f"{journal.path.name}-claims"))
-            self._reader = journal.reader()
-        except (OSError, sqlite3.Error) as exc:
+        except OSError as exc:
             log.warning("every command waits for the journal: %r", exc)
         if self._claims is not None:
             for claim in self._claims.found():
                 change = records.exec_begun(claim.uid, claim.op_id, claim.hash, claim.at)
                 journal.db.execute(*change)
             self._claims.clear()
+        self._known = _Known(records.newest_execs(journal.db))
 
     async def find(self, uid: str, op_id: str) -> ExecRow | None:
         """What is known of an operation. Raises ``Unavailable``."""
+        self.tell()
         return await self._journal.run(lambda db: records.find_exec(db, uid, op_id))
 
     async def begin(self, uid: str, op_id: str, hash_: bytes, at: float) -> ExecRow | None:
@@ -55,52 +91,66 @@ class Execs:
         Raises ``Unavailable``."""
         if self._claim(Claim(uid, op_id, hash_, at)):
             return None
-        return await self._journal.run(lambda db: records.begin_exec(db, uid, op_id, hash_, at))
+        begun = self._uncommitted.get((uid, op_id))
+        self.tell()
+        row = await self._journal.run(lambda db: records.begin_exec(db, uid, op_id, hash_, at))
+        if row is None and begun is not None:  # its end could not be written
+            return ExecRow(begun.claim.hash, None)
+        return row
 
     def _claim(self, claim: Claim) -> bool:
         key = (claim.uid, claim.op_id)
-        if self._claims is None or key in self._uncommitted or not self._is_new(key):
+        if self._claims is None or not self._known.adds(key):
             return False
         slot = self._claims.put(claim)
         if slot is None:
             return False
-        self._uncommitted[key] = slot
-        change = records.exec_begun(claim.uid, claim.op_id, claim.hash, claim.at)
-        try:
-            self._journal.post(change, done=lambda: self._release(key, slot))
-        except BaseException:
-            self._release(key, slot)
-            raise
+        self._uncommitted[key] = self._untold[key] = _Uncommitted(slot, claim)
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(TELL_S, self._tell_in_time)
         return True
 
-    def _is_new(self, key: Key) -> bool:
-        """Whether the journal has committed nothing of it."""
-        try:
-            return self._reader is not None and records.find_exec(self._reader, *key) is None
-        except sqlite3.Error as exc:
-            log.warning("the journal can't be read: %r", exc)
-            return False
+    def _tell_in_time(self) -> None:
+        self._telling = None
+        with contextlib.suppress(Unavailable):  # they stay in their slots
+            self.tell()
 
-    def _release(self, key: Key, slot: int) -> None:
-        if self._claims is not None and self._uncommitted.get(key) == slot:
+    def tell(self) -> None:
+        """Has the journal write what it was not told of. Raises ``Unavailable``."""
+        for key, begun in list(self._untold.items()):
+            claim = begun.claim
+            change = records.exec_begun(claim.uid, claim.op_id, claim.hash, claim.at)
+            self._journal.post(change, done=self._releases(key, begun))
+            del self._untold[key]
+
+    def _releases(self, key: Key, begun: _Uncommitted) -> Callable[[], None]:
+        return lambda: self._release(key, begun)
+
+    def _release(self, key: Key, begun: _Uncommitted) -> None:
+        if self._claims is not None and self._uncommitted.get(key) is begun:
             del self._uncommitted[key]
-            self._claims.drop(slot)
+            self._claims.drop(begun.slot)
 
-    def ended(self, uid: str, op_id: str, reply: bytes) -> Change:
-        """The change that keeps a result."""
-        return records.exec_ended(uid, op_id, reply)
+    def ended(self, uid: str, op_id: str, reply: bytes) -> tuple[Change, Callable[[], None] | None]:
+        """The change that keeps a result, and what to call once it is committed. Both are
+        to be posted before anything else is asked of this operation."""
+        begun = self._untold.pop((uid, op_id), None)
+        if begun is None:
+            return records.exec_ended(uid, op_id, reply), None
+        whole = records.exec_whole(uid, op_id, begun.claim.hash, begun.claim.at, reply)
+        return whole, self._releases((uid, op_id), begun)
 
     def dropped(self, uid: str, op_id: str) -> Change:
         """The change that forgets an operation which is known not to have run."""
-        slot = self._uncommitted.get((uid, op_id))
-        if slot is not None:
-            self._release((uid, op_id), slot)
+        self._untold.pop((uid, op_id), None)
+        begun = self._uncommitted.get((uid, op_id))
+        if begun is not None:
+            self._release((uid, op_id), begun)
         return records.exec_dropped(uid, op_id)
 
     def close(self) -> None:
         """After the journal: what is not committed stays in its slot."""
+        if self._telling is not None:
+            self._telling.cancel()
         if self._claims is not None:
             self._claims.close()
-        if self._reader is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self._reader.close()

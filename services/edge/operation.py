@@ -43,7 +43,7 @@ FRAME_OF: dict[str, str] = {"stdout": "o", "stderr": "e"}
 
 Frame = tuple[int, str, bytes]
 """Offset, kind and content of a frame of output."""
-Send = Callable[[str, bytes, dict[str, str]], Awaitable[None]]
+Send = Callable[[str, bytes, dict[str, str] | None], Awaitable[None]]
 
 
 class Operation:
@@ -156,7 +156,12 @@ class Operation:
         """The final reply; nothing comes after it."""
         async with self._sending:
             self.final = final
-            await self._send("x", final, {HEADER_OFFSET: str(self._sent)})
+            await self._send_final(final)
+
+    async def _send_final(self, final: bytes) -> None:
+        """Without headers, which cost more than a small reply, where no frames came before."""
+        facts = {HEADER_FRAME: "x", HEADER_OFFSET: str(self._sent)} if self._sent else None
+        await self._publish(self.reply_to, final, facts)
 
     def asked_again(self, have: tuple[int, int]) -> None:
         """It begins for a client that asks again: ``have`` are the bytes of both streams
@@ -171,7 +176,7 @@ class Operation:
             for offset, frame, data in self._unconfirmed:
                 await self._send(frame, data, self._facts(offset))
             if self.final is not None:
-                await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
+                await self._send_final(self.final)
                 return
             if self._wants_input:
                 self._input.clear()  # the client sends again what was not taken
@@ -199,7 +204,7 @@ class Operation:
                 if at + len(data) > offset:
                     await self._send(frame, data, {HEADER_OFFSET: str(at)})
             if self.final is not None:
-                await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
+                await self._send_final(self.final)
         self._confirm(offset)
 
     def goes_on(self, base: tuple[int, int] = (0, 0)) -> None:

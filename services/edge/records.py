@@ -163,6 +163,11 @@ def exec_begun(uid: str, op_id: str, hash_: bytes, at: float) -> Change:
     return "insert or ignore into exec values (?,?,?,?,null)", (uid, op_id, hash_, at)
 
 
+def exec_whole(uid: str, op_id: str, hash_: bytes, at: float, reply: bytes) -> Change:
+    """An operation that has ended before its intent was written."""
+    return "insert or ignore into exec values (?,?,?,?,?)", (uid, op_id, hash_, at, reply)
+
+
 def exec_ended(uid: str, op_id: str, reply: bytes) -> Change:
     """The result of an operation."""
     return "update exec set reply = ? where uid = ? and op_id = ?", (reply, uid, op_id)
@@ -253,6 +258,12 @@ def find_exec(db: sqlite3.Connection, uid: str, op_id: str) -> ExecRow | None:
     query = "select hash, reply from exec where uid = ? and op_id = ?"
     row = db.execute(query, (uid, op_id)).fetchone()
     return row and ExecRow(bytes(row[0]), None if row[1] is None else bytes(row[1]))
+
+
+def newest_execs(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Sandbox and id of the operations that are kept longest."""
+    query = "select uid, op_id from exec order by at desc limit ?"
+    return db.execute(query, (MAX_EXECS,)).fetchall()
 
 
 def _handle_text(handle: Handle) -> str:

@@ -3,6 +3,7 @@ committed they need no slot, and nothing is known that is not so."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from services.edge import claims, records
+from services.edge import claims, execs, records
 from services.edge.claims import Claim, Claims
 from services.edge.execs import Execs
 from services.edge.journal import Journal
@@ -42,6 +43,12 @@ class Edge:
         self.execs.close()
 
 
+def end(edge: Edge, op_id: str) -> None:
+    """As the door does it."""
+    change, done = edge.execs.ended(UID, op_id, b"reply")
+    edge.journal.post(change, done=done)
+
+
 @pytest.fixture
 async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
     edge = Edge(tmp_path)
@@ -56,8 +63,35 @@ async def test_an_intent_is_there_before_it_is_committed_and_has_no_slot_after(e
     await edge.journal.check()
     assert edge.slots == []
     assert await edge.execs.begin(UID, OP, HASH, 3.0) == ExecRow(HASH, None)
-    edge.journal.post(edge.execs.ended(UID, OP, b"reply"))
+    end(edge, OP)
     assert await edge.execs.find(UID, OP) == ExecRow(HASH, b"reply")
+
+
+async def test_what_ends_before_the_journal_was_told_is_written_once(edge: Edge) -> None:
+    """And has its slot until that is committed."""
+    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    end(edge, OP)
+    assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
+    assert await edge.execs.begin(UID, OP, HASH, 2.0) == ExecRow(HASH, b"reply")
+    assert edge.slots == []
+
+
+async def test_the_journal_is_told_in_time(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execs, "TELL_S", 0.01)
+    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    async with asyncio.timeout(10):
+        while edge.slots:
+            await asyncio.sleep(0.01)
+    assert await edge.execs.find(UID, OP) == ExecRow(HASH, None)
+
+
+async def test_an_operation_whose_end_could_not_be_written_does_not_begin_again(
+    edge: Edge,
+) -> None:
+    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    edge.execs.ended(UID, OP, b"reply")  # and is not posted
+    assert await edge.execs.begin(UID, OP, HASH, 2.0) == ExecRow(HASH, None)
+    assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
 
 
 async def test_what_did_not_run_may_begin_again(edge: Edge) -> None:
@@ -78,6 +112,7 @@ async def test_more_intents_than_slots_wait_for_their_commit(
     for number, op_id in enumerate(names):
         assert await edge.execs.begin(UID, op_id, HASH, float(number)) is None
         assert len(edge.slots) <= 2
+    edge.execs.tell()
     await edge.journal.check()
     assert edge.slots == []
     assert [await edge.execs.find(UID, op) for op in names] == [ExecRow(HASH, None)] * 5
@@ -124,6 +159,7 @@ async def test_a_failed_commit_keeps_the_slot(edge: Edge) -> None:
     edge.journal.post((trigger, ()))
     await edge.journal.check()
     assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    edge.execs.tell()
     await edge.journal.check()
     assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
 
