@@ -88,6 +88,7 @@ class Door:
         self._room = Room(connections_per_sandbox)
         self._running: dict[Key, Operation] = {}
         self._finished = Finished(clock)
+        self._sends = self._send  # one object for all operations
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
@@ -177,7 +178,7 @@ class Door:
         if len(self._running) >= self._ops_per_node:
             raise _full(f"{len(self._running)} operations run on this node")
         op = verb.operation(
-            call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
+            call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._sends,
             clock=self._clock,
         )  # fmt: skip
         op.takes_input = getattr(request, "stdin", False)
@@ -284,6 +285,8 @@ class Door:
         op.kept.clear()
         await op.finish(final)
         self._running.pop(key, None)
+        op.orders.end()
+        op.task = None
         self._room.leave(op.call)
         changes, done = self._outcome(op, error, reply, final)
         if op.begun and not did_not_begin(error):

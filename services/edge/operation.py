@@ -79,7 +79,7 @@ class Operation:
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self.taken = 0
         self._clock = clock
-        self._publish = send
+        self.publish = send
         self._sending = asyncio.Lock()
         self._sent_at = clock.monotonic()
         self._sent = self._confirmed = 0
@@ -101,7 +101,7 @@ class Operation:
         self._run: RunClock | None = None
         self._stood_before_s, self._told_runs = 0.0, True
         self._arrived = asyncio.Event()
-        self._orders = Orders()
+        self.orders = Orders()
 
     # -- out ----------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Operation:
     async def _send_final(self, final: bytes) -> None:
         """Without headers, which cost more than a small reply, where no frames came before."""
         facts = {HEADER_FRAME: "x", HEADER_OFFSET: str(self._sent)} if self._sent else None
-        await self._publish(self.reply_to, final, facts)
+        await self.publish(self.reply_to, final, facts)
 
     def asked_again(self, have: tuple[int, int]) -> None:
         """It begins for a client that asks again: ``have`` are the bytes of both streams
@@ -243,7 +243,7 @@ class Operation:
         if self._moved and self.final is None:
             error = to_wire(Conflict("another client attached to this operation", field="op_id"))
             final = encode(ExecReply(op_id=self.op_id, error=error))
-            await self._publish(old, final, {HEADER_FRAME: "x"})
+            await self.publish(old, final, {HEADER_FRAME: "x"})
 
     async def keep_alive(self, silent_s: float) -> None:
         """A sign of life, where nothing was sent for ``silent_s``. A client at a terminal
@@ -272,7 +272,7 @@ class Operation:
 
     async def _send(self, frame: str, data: bytes, more: dict[str, str] | None = None) -> None:
         self._sent_at = self._clock.monotonic()
-        await self._publish(self.reply_to, data, {HEADER_FRAME: frame, **(more or {})})
+        await self.publish(self.reply_to, data, {HEADER_FRAME: frame, **(more or {})})
 
     @property
     def held_bytes(self) -> int:
@@ -290,9 +290,9 @@ class Operation:
         elif frame == "w":
             self._confirm(count_of(data))
         elif frame == "s":
-            self._orders.put(signal_of(data))
+            self.orders.put(signal_of(data))
         elif frame == "z":
-            self._orders.put(size_of(data))
+            self.orders.put(size_of(data))
         elif frame == "c":
             self.cancel()
         else:
@@ -370,7 +370,7 @@ class Operation:
 
     def control_to(self, take: Callable[[str | Resize], None]) -> None:
         """Gives signals for the command and sizes of its terminal to ``take``."""
-        self._orders.give_to(take)
+        self.orders.give_to(take)
 
     # -- its end ------------------------------------------------------------------
 
