@@ -20,29 +20,32 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
 from schemas.exec import HEADER_HAVE, HEADER_OFFSET, HEADER_SOURCE, KEEPALIVE_S, ExecReply
+from schemas.trajectory import TrajectoryPage, TrajectoryRequest
 from services.edge import calls, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
 from services.edge.drivers.base import Resumable
 from services.edge.drivers.offers import offered
-from services.edge.execs import Execs
+from services.edge.execs import Done, Execs
 from services.edge.finished import Finished
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
-from services.edge.outcomes import death, did_not_begin, recorded
+from services.edge.outcomes import count, death, did_not_begin, recorded, repeated
 from services.edge.ports import Room
+from services.edge.records import ExecRow
 from services.edge.supervisor import Supervisor
+from services.edge.trail import Trail
 from services.edge.verbs import VERBS, Verb
 from shared import ids, quick, telemetry
 from shared.bus import HEADER_BYTES, Bus
@@ -64,9 +67,10 @@ SILENT_S = KEEPALIVE_S * 0.6
 TICK_S = 1.0
 RETRY_AFTER_S = 0.5
 SIGKILL = 9
+COUNTED = ("ended", "repeated", "failed_infra", "unknown")
+"""Of these the client asked again, the infrastructure failed, nobody knows the outcome."""
 
 Key = tuple[str, str]
-Done = Callable[[], None] | None
 
 
 class Door:
@@ -74,13 +78,16 @@ class Door:
 
     def __init__(
         self, supervisor: Supervisor, *, node: str, link: Link, execs: Execs,
-        observer: Observer, clock: Clock, ops_per_sandbox: int, ops_per_node: int,
-        connections_per_sandbox: int,
+        trail: Trail, observer: Observer, clock: Clock, ops_per_sandbox: int,
+        ops_per_node: int, connections_per_sandbox: int,
     ) -> None:  # fmt: skip
         self._supervisor = supervisor
         self._node = node
         self._link = link
         self._execs = execs
+        self._trail = trail
+        page = Verb(TrajectoryRequest, TrajectoryPage, trail.page, wakes=False)
+        self._verbs = {**VERBS, "trajectory": page}
         self._observer = observer
         self._clock = clock
         self._ops_per_sandbox = ops_per_sandbox
@@ -92,6 +99,8 @@ class Door:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
+        self.counts: Counter[str] = Counter()
+        """Operations since the start, by how they came and ended: see :data:`COUNTED`."""
 
     async def open(self, bus: Bus) -> None:
         """Listens on a (new) connection."""
@@ -145,7 +154,7 @@ class Door:
             op.abort(exc)
 
     def _request(self, call: Call, msg: Msg) -> None:
-        verb = VERBS[call.verb]
+        verb = self._verbs[call.verb]
         try:
             request = decode(msg.data, verb.request)
             self._admit(call, verb, request, msg)
@@ -169,6 +178,7 @@ class Door:
                 raise NotFound("no such operation of this principal", field="op_id")
             if hash_ and known.hash and known.hash != hash_:
                 raise Conflict("this op_id was used for another request", field="op_id")
+            self.counts["repeated"] += 1
             again = known.join(msg.reply, request.offset) if joins else known.attach(msg.reply)
             self._spawn(again)
             return
@@ -226,24 +236,41 @@ class Door:
 
     async def _once(self, op: Operation, sandbox: Sandbox, verb: Verb, request: Any) -> Any:
         verb.check(request)
+        once = verb.once(request)
         if verb.wakes and sandbox.state != "running":
-            await self._awake(op, sandbox, once=verb.once(request))
-        if verb.once(request):
-            uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
-            joins = not hash_
-            execs = self._execs
-            row = await (execs.find(uid, op_id) if joins else execs.begin(uid, op_id, hash_, now))
-            if row is None and joins:
-                raise NotFound(f"no operation {op_id} in this sandbox", field="op_id")
-            if row is not None:
-                op.hash = op.hash or row.hash
+            await self._awake(op, sandbox, once=once)
+        if once or verb.logs(request):
+            row = await self._known(op, sandbox, request)
+            if row is not None and once:
                 op.begun = True
-                return await _repeated(row, op, sandbox, verb, request)
+                return await repeated(row, op, sandbox, verb, request)
             op.claimed = True
         if verb.wakes:  # it may have been paused meanwhile
             await sandbox.ready()
         op.begun = True
         return await verb.run(sandbox, request, op)
+
+    async def _known(self, op: Operation, sandbox: Sandbox, request: Any) -> ExecRow | None:
+        """What was known of it already; else its intent is kept from here on."""
+        uid, op_id, trail = sandbox.uid, op.op_id, self._trail
+        if op.hash:
+            try:
+                row = await self._execs.begin(
+                    uid, op_id, lambda: trail.claim(op, sandbox, request, self._clock.now())
+                )
+            except BaseException:
+                trail.unclaimed(op, sandbox)
+                raise
+            if row is None:
+                trail.begun(op)
+                return None
+            if row.hash != op.hash:
+                raise Conflict("this op_id was used for another request", field="op_id")
+        elif (row := await self._execs.find(uid, op_id)) is None:
+            raise NotFound(f"no operation {op_id} in this sandbox", field="op_id")
+        trail.again(op, row, request)
+        op.hash = row.hash
+        return row
 
     async def _awake(self, op: Operation, sandbox: Sandbox, *, once: bool) -> None:
         """Before an intent is noted: a resume may take long, or fail. To follow again
@@ -261,7 +288,7 @@ class Door:
         if verb.reply is not ExecReply:
             return Conflict("cancelled by the client", cause="cancelled"), None
         return None, ExecReply(
-            op_id=op.op_id, exit_code=128 + SIGKILL, signal="KILL",
+            op_id=op.op_id, exit_code=128 + SIGKILL, signal="KILL", seq=op.logged.seq,
             duration_s=self._clock.now() - op.begun_at,
             stdout=bytes(op.kept["stdout"]), stderr=bytes(op.kept["stderr"]),
         )  # fmt: skip
@@ -283,6 +310,7 @@ class Door:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
             final = encode(reply)
         op.kept.clear()
+        count(self.counts, op, error)
         await op.finish(final)
         self._running.pop(key, None)
         op.orders.end()
@@ -296,16 +324,14 @@ class Door:
     def _outcome(
         self, op: Operation, error: DsecError | None, reply: Any, final: bytes
     ) -> tuple[list[records.Change], Done]:
-        """What the journal keeps of its end."""
-        key = (op.call.uid, op.op_id)
-        if not op.claimed:
+        """What the journal keeps of its end. One that is left, or was found again, goes on:
+        whoever asks again follows it."""
+        if not op.claimed or (did_not_begin(error) and (op.left or op.resumed)):
             return [], None
-        if not did_not_begin(error):
-            change, done = self._execs.ended(*key, recorded(op, reply, final))
-            return [change], done
-        if op.left or op.resumed:  # it goes on: whoever asks again follows it
-            return [], None
-        return [self._execs.dropped(*key)], None  # the same operation may be tried again
+        kept, now = recorded(op, reply, final), self._clock.now()
+        self._trail.ended(op, kept, now)
+        end = self._execs.dropped if did_not_begin(error) else self._execs.ended
+        return end(op.call.uid, op.op_id, kept, now)
 
     def _refuse(self, call: Call, verb: Verb, msg: Msg, error: DsecError) -> None:
         op_id = msg.reply.rpartition(".")[2]
@@ -370,21 +396,3 @@ class Door:
 
 def _full(text: str) -> Unavailable:
     return Unavailable(f"the door is full: {text}", retry_after_s=RETRY_AFTER_S)
-
-
-async def _repeated(
-    row: records.ExecRow, op: Operation, sandbox: Sandbox, verb: Verb, request: Any
-) -> Any:
-    """The answer to an operation that is in the journal: its reply, or that of the
-    command that goes on in the sandbox."""
-    if row.hash != op.hash:
-        raise Conflict("this op_id was used for another request", field="op_id")
-    if row.reply is not None:
-        return msgspec.json.decode(row.reply, type=verb.reply)
-    reply = await verb.resume(sandbox, request, op) if verb.resume else None
-    if reply is None:
-        raise Internal(
-            "the edge restarted while this command ran: its outcome is unknown",
-            cause="runtime",
-        )
-    return reply

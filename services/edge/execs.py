@@ -31,6 +31,8 @@ TELL_S = 0.25
 
 Key = tuple[str, str]
 """Sandbox and operation."""
+Done = Callable[[], None] | None
+"""To be called once a change is committed."""
 
 
 @dataclass(slots=True)
@@ -76,8 +78,7 @@ class Execs:
             log.warning("every command waits for the journal: %r", exc)
         if self._claims is not None:
             for claim in self._claims.found():
-                change = records.exec_begun(claim.uid, claim.op_id, claim.hash, claim.at)
-                journal.db.execute(*change)
+                journal.db.execute(*records.exec_begun(claim))
             self._claims.clear()
         self._known = _Known(records.newest_execs(journal.db))
 
@@ -86,25 +87,28 @@ class Execs:
         self.tell()
         return await self._journal.run(lambda db: records.find_exec(db, uid, op_id))
 
-    async def begin(self, uid: str, op_id: str, hash_: bytes, at: float) -> ExecRow | None:
-        """Keeps an intent; what was known of the operation already, if anything was.
-        Raises ``Unavailable``."""
-        if self._claim(Claim(uid, op_id, hash_, at)):
-            return None
-        begun = self._uncommitted.get((uid, op_id))
+    async def begin(self, uid: str, op_id: str, make: Callable[[], Claim]) -> ExecRow | None:
+        """Keeps the intent that ``make`` makes, where nothing is known of the operation;
+        else what is known. Raises ``Unavailable``."""
+        key = (uid, op_id)
+        if self._claims is not None and self._known.adds(key):
+            claim = make()
+            if self._claim(self._claims, claim):
+                return None
+        elif (row := await self.find(uid, op_id)) is not None:
+            return row
+        elif (begun := self._uncommitted.get(key)) is not None:  # its end could not be written
+            return ExecRow(begun.claim.hash, None, begun.claim.seq, begun.claim.body or None)
+        else:
+            claim = make()
         self.tell()
-        row = await self._journal.run(lambda db: records.begin_exec(db, uid, op_id, hash_, at))
-        if row is None and begun is not None:  # its end could not be written
-            return ExecRow(begun.claim.hash, None)
-        return row
+        return await self._journal.run(lambda db: records.begin_exec(db, claim))
 
-    def _claim(self, claim: Claim) -> bool:
-        key = (claim.uid, claim.op_id)
-        if self._claims is None or not self._known.adds(key):
-            return False
-        slot = self._claims.put(claim)
+    def _claim(self, claims: Claims, claim: Claim) -> bool:
+        slot = claims.put(claim)
         if slot is None:
             return False
+        key = (claim.uid, claim.op_id)
         self._uncommitted[key] = self._untold[key] = _Uncommitted(slot, claim)
         if self._telling is None:
             self._telling = asyncio.get_running_loop().call_later(TELL_S, self._tell_in_time)
@@ -118,9 +122,7 @@ class Execs:
     def tell(self) -> None:
         """Has the journal write what it was not told of. Raises ``Unavailable``."""
         for key, begun in list(self._untold.items()):
-            claim = begun.claim
-            change = records.exec_begun(claim.uid, claim.op_id, claim.hash, claim.at)
-            self._journal.post(change, done=self._releases(key, begun))
+            self._journal.post(records.exec_begun(begun.claim), done=self._releases(key, begun))
             del self._untold[key]
 
     def _releases(self, key: Key, begun: _Uncommitted) -> Callable[[], None]:
@@ -131,22 +133,24 @@ class Execs:
             del self._uncommitted[key]
             self._claims.drop(begun.slot)
 
-    def ended(self, uid: str, op_id: str, reply: bytes) -> tuple[Change, Callable[[], None] | None]:
-        """The change that keeps a result, and what to call once it is committed. Both are
-        to be posted before anything else is asked of this operation."""
+    def ended(self, uid: str, op_id: str, reply: bytes, at: float) -> tuple[list[Change], Done]:
+        """The changes that keep a result, and what to call once they are committed. They
+        are to be posted before anything else is asked of this operation."""
         begun = self._untold.pop((uid, op_id), None)
         if begun is None:
-            return records.exec_ended(uid, op_id, reply), None
-        whole = records.exec_whole(uid, op_id, begun.claim.hash, begun.claim.at, reply)
-        return whole, self._releases((uid, op_id), begun)
+            return [records.exec_ended(uid, op_id, reply, at)], None
+        whole = records.exec_whole(begun.claim, reply, at)
+        return [whole], self._releases((uid, op_id), begun)
 
-    def dropped(self, uid: str, op_id: str) -> Change:
-        """The change that forgets an operation which is known not to have run."""
-        self._untold.pop((uid, op_id), None)
-        begun = self._uncommitted.get((uid, op_id))
-        if begun is not None:
-            self._release((uid, op_id), begun)
-        return records.exec_dropped(uid, op_id)
+    def dropped(self, uid: str, op_id: str, reply: bytes, at: float) -> tuple[list[Change], Done]:
+        """As :meth:`ended`, the changes that have an operation forgotten which is known not
+        to have run; its record stays."""
+        key = (uid, op_id)
+        untold = self._untold.pop(key, None)
+        if (begun := self._uncommitted.get(key)) is not None:
+            self._release(key, begun)
+        first = [records.exec_begun(untold.claim)] if untold is not None else []
+        return [*first, records.exec_dropped(uid, op_id, reply, at)], None
 
     def close(self) -> None:
         """After the journal: what is not committed stays in its slot."""

@@ -29,6 +29,7 @@ from schemas.exec import (
 )  # fmt: skip
 from services.edge.calls import Call
 from services.edge.drivers.base import Resize, Stream
+from services.edge.logged import Logged
 from services.edge.orders import Orders, count_of, signal_of, size_of
 from services.edge.runclock import RunClock
 from shared.clock import Clock
@@ -64,9 +65,9 @@ class Operation:
         self.late = False  # output is in no hurry while there is little of it
         self.task: asyncio.Task[None] | None = None
         self.aborted: DsecError | None = None
-        self.cancelled = False
-        self.begun = False
+        self.cancelled = self.begun = False
         self.claimed = False  # its intent is in the journal
+        self.logged = Logged(0)  # its place in the trajectory log
         self.resumed = False  # it was begun by an earlier edge process
         self.stays = False  # its command may outlive this process
         self.left = False  # and does
@@ -91,12 +92,9 @@ class Operation:
         self._heard_at = self._sent_at
         self._room = asyncio.Event()
         self._input: deque[bytes] = deque()
-        self._queued = 0
-        self._eof = False
+        self._queued, self._eof, self._hole = 0, False, False
         self._whole: bytes | None = None  # all input, where it came with the request
-        self._hole = False
-        self._moved = self._entered = False
-        self._wants_input = False
+        self._moved = self._entered = self._wants_input = False
         self._told_taken = 0
         self._run: RunClock | None = None
         self._stood_before_s, self._told_runs = 0.0, True
@@ -108,6 +106,8 @@ class Operation:
     async def output(self, stream: Stream, data: bytes) -> None:
         """Output in order: in frames, waiting for a slow client, or kept for the final
         reply."""
+        if self.streaming:
+            self.logged.add(stream, data)
         if self.late and sum(map(len, self.kept.values())) + len(data) > LATE_BYTES:
             await self._release()
         if self.late or not self.streaming:

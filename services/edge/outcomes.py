@@ -1,21 +1,23 @@
-"""What the end of an operation means. Pure.
+"""What an operation's end is to its client, and to whoever asks again.
 
-Owns: which errors say that nothing ran, what a death inside a command is called, what a
-repetition will be answered. Does not own: telling anybody (:mod:`services.edge.door`).
+Owns: typed errors of ends, the reply that is kept. Does not own: sending it (door).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
 
 from schemas.base import encode
-from schemas.exec import ExecReply
+from schemas.exec import ExecReply, FileReply
 from services.edge.actor import Sandbox
 from services.edge.operation import Operation
+from services.edge.records import ExecRow
+from services.edge.verbs import Verb
 from shared import lifecycle
-from shared.errors import CapacityExhausted, DsecError, SandboxDied, Unavailable
+from shared.errors import CapacityExhausted, DsecError, Internal, SandboxDied, Unavailable
 
 
 def death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
@@ -32,10 +34,39 @@ def did_not_begin(error: DsecError | None) -> bool:
     return isinstance(error, Unavailable | CapacityExhausted)
 
 
+def count(counts: Counter[str], op: Operation, error: DsecError | None) -> None:
+    """How it came and ended."""
+    counts["ended"] += 1
+    counts["repeated"] += op.again
+    counts["failed_infra"] += error is not None and error.is_infra
+    counts["unknown"] += error is not None and error.details.get("outcome") == "unknown"
+
+
+async def repeated(row: ExecRow, op: Operation, sandbox: Sandbox, verb: Verb, request: Any) -> Any:
+    """The answer to an operation that is in the journal: its reply, or that of the
+    command that goes on in the sandbox."""
+    if row.reply is not None:
+        return msgspec.json.decode(row.reply, type=verb.reply)
+    reply = await verb.resume(sandbox, request, op) if verb.resume else None
+    if reply is None:
+        raise Internal(
+            "the edge restarted while this operation ran: its outcome is unknown",
+            cause="runtime", details={"outcome": "unknown"},
+        )  # fmt: skip
+    return reply
+
+
 def recorded(op: Operation, reply: Any, final: bytes) -> bytes:
-    """What a later repetition answers: output that went out in frames is not kept, so
-    it counts as dropped there."""
-    if not isinstance(reply, ExecReply) or not any(op.streamed.values()):
+    """What is kept and answered to a repetition: output that went out in frames as far as
+    the trajectory log keeps it, what it does not keep counts as dropped."""
+    if not any(op.streamed.values()):
         return final
-    dropped = (reply.truncated[0] + op.streamed["o"], reply.truncated[1] + op.streamed["e"])
-    return encode(msgspec.structs.replace(reply, truncated=dropped))
+    out, err = op.logged.kept("stdout"), op.logged.kept("stderr")
+    missing = op.streamed["o"] - len(out), op.streamed["e"] - len(err)
+    if isinstance(reply, ExecReply):
+        dropped = reply.truncated[0] + max(missing[0], 0), reply.truncated[1] + max(missing[1], 0)
+        kept = msgspec.structs.replace(reply, stdout=out, stderr=err, truncated=dropped)
+        return encode(kept)
+    if isinstance(reply, FileReply) and reply.error is None and missing[0] == 0:
+        return encode(msgspec.structs.replace(reply, data=out))
+    return final

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,11 @@ class Edge:
         assert self.execs._claims is not None
         return self.execs._claims.found()
 
+    async def begin(
+        self, op_id: str = OP, hash_: bytes = HASH, at: float = 1.0, **more: Any
+    ) -> ExecRow | None:
+        return await self.execs.begin(UID, op_id, lambda: Claim(UID, op_id, hash_, at, **more))
+
     async def close(self) -> None:
         await self.journal.close()
         self.execs.close()
@@ -45,8 +51,8 @@ class Edge:
 
 def end(edge: Edge, op_id: str) -> None:
     """As the door does it."""
-    change, done = edge.execs.ended(UID, op_id, b"reply")
-    edge.journal.post(change, done=done)
+    changes, done = edge.execs.ended(UID, op_id, b"reply", 5.0)
+    edge.journal.post(*changes, done=done)
 
 
 @pytest.fixture
@@ -57,28 +63,28 @@ async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
 
 
 async def test_an_intent_is_there_before_it_is_committed_and_has_no_slot_after(edge: Edge) -> None:
-    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    assert await edge.begin() is None
     assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
-    assert await edge.execs.begin(UID, OP, b"g" * 32, 2.0) == ExecRow(HASH, None)
+    assert await edge.begin(OP, b"g" * 32, 2.0) == ExecRow(HASH, None)
     await edge.journal.check()
     assert edge.slots == []
-    assert await edge.execs.begin(UID, OP, HASH, 3.0) == ExecRow(HASH, None)
+    assert await edge.begin(OP, HASH, 3.0) == ExecRow(HASH, None)
     end(edge, OP)
     assert await edge.execs.find(UID, OP) == ExecRow(HASH, b"reply")
 
 
 async def test_what_ends_before_the_journal_was_told_is_written_once(edge: Edge) -> None:
     """And has its slot until that is committed."""
-    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    assert await edge.begin(seq=3, body=b"record") is None
     end(edge, OP)
-    assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
-    assert await edge.execs.begin(UID, OP, HASH, 2.0) == ExecRow(HASH, b"reply")
+    assert edge.slots == [Claim(UID, OP, HASH, 1.0, 3, b"record")]
+    assert await edge.begin(at=2.0) == ExecRow(HASH, b"reply", 3, b"record")
     assert edge.slots == []
 
 
 async def test_the_journal_is_told_in_time(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execs, "TELL_S", 0.01)
-    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    assert await edge.begin() is None
     async with asyncio.timeout(10):
         while edge.slots:
             await asyncio.sleep(0.01)
@@ -88,19 +94,19 @@ async def test_the_journal_is_told_in_time(edge: Edge, monkeypatch: pytest.Monke
 async def test_an_operation_whose_end_could_not_be_written_does_not_begin_again(
     edge: Edge,
 ) -> None:
-    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
-    edge.execs.ended(UID, OP, b"reply")  # and is not posted
-    assert await edge.execs.begin(UID, OP, HASH, 2.0) == ExecRow(HASH, None)
+    assert await edge.begin() is None
+    edge.execs.ended(UID, OP, b"reply", 5.0)  # and is not posted
+    assert await edge.begin(at=2.0) == ExecRow(HASH, None)
     assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
 
 
 async def test_what_did_not_run_may_begin_again(edge: Edge) -> None:
     for at in (1.0, 2.0):
-        assert await edge.execs.begin(UID, OP, HASH, at) is None
-        edge.journal.post(edge.execs.dropped(UID, OP))
+        assert await edge.begin(OP, HASH, at) is None
+        edge.journal.post(*edge.execs.dropped(UID, OP, b"refused", 5.0)[0])
         assert edge.slots == []
     assert await edge.execs.find(UID, OP) is None
-    assert await edge.execs.begin(UID, OP, HASH, 3.0) is None
+    assert await edge.begin(OP, HASH, 3.0) is None
 
 
 async def test_more_intents_than_slots_wait_for_their_commit(
@@ -110,7 +116,7 @@ async def test_more_intents_than_slots_wait_for_their_commit(
     edge = Edge(tmp_path)
     names = [ids.derived(str(n)) for n in range(5)]
     for number, op_id in enumerate(names):
-        assert await edge.execs.begin(UID, op_id, HASH, float(number)) is None
+        assert await edge.begin(op_id, HASH, float(number)) is None
         assert len(edge.slots) <= 2
     edge.execs.tell()
     await edge.journal.check()
@@ -128,9 +134,9 @@ from shared import ids
 async def main():
     edge = Edge(Path(sys.argv[1]))
     other = ids.derived("dropped")
-    assert await edge.execs.begin(UID, other, HASH, 1.0) is None
-    edge.journal.post(edge.execs.dropped(UID, other))
-    assert await edge.execs.begin(UID, OP, HASH, 2.0) is None
+    assert await edge.begin(other, HASH, 1.0) is None
+    edge.journal.post(*edge.execs.dropped(UID, other, b"refused", 5.0)[0])
+    assert await edge.begin(OP, HASH, 2.0) is None
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -149,7 +155,7 @@ async def test_an_intent_outlives_a_kill_right_after_it(tmp_path: Path) -> None:
     before.close()
     edge = Edge(tmp_path)
     assert edge.slots == []
-    assert await edge.execs.begin(UID, OP, HASH, 3.0) == ExecRow(HASH, None)
+    assert await edge.begin(OP, HASH, 3.0) == ExecRow(HASH, None)
     assert await edge.execs.find(UID, ids.derived("dropped")) is None
     await edge.close()
 
@@ -158,7 +164,7 @@ async def test_a_failed_commit_keeps_the_slot(edge: Edge) -> None:
     trigger = "create trigger no before insert on exec begin select raise(abort, 'no'); end"
     edge.journal.post((trigger, ()))
     await edge.journal.check()
-    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    assert await edge.begin() is None
     edge.execs.tell()
     await edge.journal.check()
     assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
@@ -192,6 +198,6 @@ async def test_without_room_for_the_slots_every_intent_waits(
     monkeypatch.setattr(claims, "_fill", full)
     edge = Edge(tmp_path)
     assert "waits for the journal" in caplog.text
-    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    assert await edge.begin() is None
     assert records.find_exec(edge.journal.reader(), UID, OP) == ExecRow(HASH, None)
     await edge.close()
