@@ -143,10 +143,9 @@ class Door:
         key = (call.uid, headers.get(HEADER_OP, ""))
         frame = headers.get(HEADER_FRAME, "")
         op = self._running.get(key) or self._finished.get(key)
-        if op is None or op.call.principal != call.principal:
+        mine = call.principal, call.project
+        if op is None or (op.call.principal, op.call.project) != mine:
             return  # it is over, or somebody else's
-        if op.call.project != call.project:
-            return
         if frame in calls.USES:
             sandbox = self._supervisor.find(call.project, call.uid)
             if sandbox is not None:
