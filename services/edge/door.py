@@ -365,9 +365,7 @@ class Door:
         """A frame to a client. One that is lost with the connection is sent again when
         the client attaches again."""
         try:
-            client = self._link.bus.client
-            if headers or not quick.publish(client, subject, data):
-                await client.publish(subject, data, headers=headers)
+            await quick.send(self._link.bus.client, subject, data, headers)
         except (Unavailable, NatsError) as exc:
             log.debug("a frame is lost: %r", exc)
 
