@@ -126,6 +126,7 @@ def _imports(used: set[str]) -> list[str]:
                 lines |= {f"from {node.module} import {n}" for n in wanted}
     defined = {
         "LocalPath": "files", "OnProgress": "managers", "OnError": "ports",
+        "Chain": "audit", "Explanation": "audit",
         "Pattern": "interaction",
     }  # fmt: skip
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}

@@ -31,9 +31,10 @@ from libdsec.args import (
     Seconds,
     seconds,
 )
+from libdsec.audit import Audit
 from libdsec.errors import DSecError, InvalidRequest, NotFound, Unavailable
 from libdsec.jobs import LEASE_S, Job, Jobs
-from libdsec.managers import Audit, Grants, Images, Keys, Nodes, Projects, Quotas
+from libdsec.managers import Grants, Images, Keys, Nodes, Projects, Quotas
 from libdsec.results import Event
 from libdsec.sandbox import Sandbox
 from libdsec.snapshots import Layer, Snapshot, branches, restored_spec

@@ -9,7 +9,9 @@ from httpx import Client
 from libdsec._local import OnBytes
 from libdsec._trees import OutsideLinks
 from libdsec._wire import AuditEntry
+from libdsec._wire import DryRunReply
 from libdsec._wire import Finding
+from libdsec._wire import GradingObservation
 from libdsec._wire import IamReply
 from libdsec._wire import ImageInfo
 from libdsec._wire import JobInfo
@@ -17,7 +19,11 @@ from libdsec._wire import KeyInfo
 from libdsec._wire import NodeInfo
 from libdsec._wire import ProjectInfo
 from libdsec._wire import QuotaInfo
+from libdsec._wire import RuleInfo
+from libdsec._wire import SuggestReply
 from libdsec.args import Seconds
+from libdsec.audit import Chain
+from libdsec.audit import Explanation
 from libdsec.files import LocalPath
 from libdsec.interaction import Pattern
 from libdsec.managers import OnProgress
@@ -165,10 +171,28 @@ class Nodes:
         ...
 class Audit:
 
-    def list(self, *, project: str | None=None, principal: str | None=None, verb: str | None=None, target: str | None=None, request_id: str | None=None, since: float | None=None, limit: int | None=200) -> Iterator[AuditEntry]:
+    def list(self, *, project: str | None=None, kind: str | None=None, principal: str | None=None, verb: str | None=None, target: str | None=None, outcome: str | None=None, request_id: str | None=None, since: float | None=None, until: float | None=None, limit: int | None=200) -> Iterator[AuditEntry]:
         ...
 
-    def findings(self, *, project: str | None=None) -> Iterator[Finding]:
+    def findings(self, *, project: str | None=None, since: float | None=None) -> Iterator[Finding]:
+        ...
+
+    def rules(self, rule: str | None=None) -> Sequence[RuleInfo]:
+        ...
+
+    def dry_run(self, rules: str, *, project: str | None=None, since: float | None=None, until: float | None=None, limit: int=20000) -> DryRunReply:
+        ...
+
+    def suggest(self, *, project: str | None=None, uid: str | None=None, job: str | None=None, task: str | None=None, since: float | None=None) -> SuggestReply:
+        ...
+
+    def explain(self, id: str) -> Explanation:
+        ...
+
+    def verify(self) -> Chain:
+        ...
+
+    def report(self, uid: str, observations: Sequence[GradingObservation], *, project: str | None=None) -> None:
         ...
 class Jobs:
 

@@ -32,6 +32,9 @@ WANTED = (
     "BackendStatus", "FeatureReport", "ImageCreate", "ImageDelete", "ImageInfo", "ImageReply",
     "ImageQuery", "SnapshotCreate", "LayerProvenance", "Removed",
     "AuditQuery", "AuditPage", "AuditEntry", "Finding",
+    "RuleInfo", "RulesQuery", "RulesReply", "DryRunQuery", "DryRunReply", "VerifyQuery",
+    "VerifyReply", "SuggestQuery", "Suggestion", "SuggestReply", "GradingObservation",
+    "SandboxReport",
     "req", "get", "exec_", "out", "inbox_prefix", "evt_sandbox", "audit",
 )  # fmt: skip
 

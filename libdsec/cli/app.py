@@ -8,6 +8,7 @@ import typer
 
 from libdsec.cli import (
     admin,
+    audit,
     commands,
     doctor,
     files,
@@ -51,4 +52,4 @@ app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")
 app.add_typer(admin.grants, name="grant", help="What principals may do.")
 app.add_typer(admin.quotas, name="quota", help="Limits of projects.")
 app.add_typer(admin.nodes, name="node", help="The fleet.")
-app.add_typer(admin.audit, name="audit", help="The record of every verb.")
+app.add_typer(audit.app, name="audit", help="The record, violations and findings.")

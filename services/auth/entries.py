@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from schemas.audit import Access
+from schemas.audit import Access, AuditReport, SandboxReport
 from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage, decode, encode
 from schemas.image import ImageCommand, ImageCreate, ImageDelete, SnapshotCreate
 from schemas.job import JobCommand, JobRequest, JobVerb
@@ -110,6 +110,10 @@ def _read(entry: Entry) -> None:
         snapshot = decode(ask.body, SnapshotCreate)
         entry.command, entry.target = snapshot, snapshot.uid
         _identify(entry, snapshot.request_id)
+    elif ask.grant == "sandbox.report":
+        report = decode(ask.body, SandboxReport)
+        entry.command, entry.target = report, report.uid
+        _identify(entry, report.request_id)
     elif ask.entity == "job" and ask.verb in JOB_VERBS:
         lease = decode(ask.body, JobRequest)
         entry.command, entry.target = lease, lease.job
@@ -239,6 +243,11 @@ def _single(entry: Entry) -> Outgoing:
         headers[HEADER_REPLY] = ask.reply_to
     if ask.trace:
         headers[HEADER_TRACE] = ask.trace
+    if ask.entity == "sandbox":
+        told = AuditReport(
+            project=ask.project, principal=ask.principal, at=ask.at, report=entry.command
+        )
+        return Outgoing(cmd("audit", "report", ask.project), encode(told), headers)
     if ask.entity == "job":
         job = JobCommand(
             project=ask.project, principal=ask.principal, verb=ask.verb,  # type: ignore[arg-type]

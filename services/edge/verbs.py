@@ -110,6 +110,7 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
 
 
 def _exec_reply(sandbox: Sandbox, op: Operation, outcome: ExecOutcome) -> ExecReply:
+    sandbox.activity.dropped_bytes += sum(outcome.truncated)
     return ExecReply(
         op_id=op.op_id, exit_code=outcome.exit_code, signal=outcome.signal,
         timed_out=outcome.timed_out, oom_killed=outcome.oom_killed,

@@ -19,7 +19,7 @@ import logging
 import secrets
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.agent.ports import PortsOfAgent
 from services.edge.cgroups import CgroupDriver, Groups
+from services.edge.counting import counters
 from services.edge.drivers.base import (
     BackendReport,
     Captured,
+    Counters,
     ExecIO,
     ExecOutcome,
     ExecSpec,
@@ -292,6 +294,10 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
 
     async def usage(self, handle: Handle) -> Usage:
         return await self.shells.usage(Groups.of(handle.data["groups"]))
+
+    async def counters(self, handles: Sequence[Handle]) -> list[Counters]:
+        groups = [Groups.of(handle.data["groups"]) for handle in handles]
+        return await self.shells.thread(lambda: [counters(each) for each in groups])
 
     async def stop(self, handle: Handle, *, grace_s: float = 0.0) -> None:
         sandbox = self._live.pop(handle.uid, None)
