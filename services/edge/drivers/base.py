@@ -372,7 +372,8 @@ class Captured:
     """What a sandbox had changed at one moment. ``folders`` (bottom to top) are like
     overlay's upper ones: whiteouts are devices of number 0, opaque folders carry overlay's
     mark. Nobody changes them. ``captures``: their ids. ``frozen_s``: how long the workload
-    stood still for it; ``bytes``: contents copied."""
+    stood still for it; ``bytes``: contents copied. ``root``: where the live sandbox's files
+    are seen, by who follows no link there."""
 
     id: str
     folders: Sequence[str]
@@ -380,6 +381,7 @@ class Captured:
     frozen_s: float = 0.0
     bytes: int = 0
     entries: int = 0
+    root: str = ""
 
 
 @runtime_checkable
