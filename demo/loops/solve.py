@@ -16,6 +16,7 @@ from libdsec.rollout import Rollout
 
 TURNS = 12
 COMMAND_S = 60.0
+ASKS, AGAIN_S = 60, 0.5
 LIMITS: dict[str, Any] = {"memory_limit_mb": 128, "cpu_cores_limit": 0.5, "init_user": "root"}
 
 
@@ -37,16 +38,29 @@ async def solve(rollout: Rollout) -> dict[str, Any]:
 
 
 async def ask(rollout: Rollout, question: dict[str, Any]) -> str | None:
-    """What the model says: the next command, ``None`` at the end. HTTP without a library."""
-    host, port = rollout.address("model")
+    """What the model says: the next command, ``None`` at the end. A connection that breaks
+    off, as when the node's service restarts, is made again: the question is the same."""
+    for left in reversed(range(ASKS)):
+        try:
+            command: str | None = json.loads(await _post(*rollout.address("model"), question))[
+                "command"
+            ]
+            return command
+        except (OSError, ValueError):
+            if not left:
+                raise
+            await asyncio.sleep(AGAIN_S)
+    raise AssertionError
+
+
+async def _post(host: str, port: int, question: dict[str, Any]) -> bytes:
+    """The body of the answer. HTTP without a library."""
     body = json.dumps(question).encode()
     reader, writer = await asyncio.open_connection(host, port)
     try:
         head = f"POST / HTTP/1.0\r\nHost: model\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
-        answer = await reader.read()
+        return (await reader.read()).partition(b"\r\n\r\n")[2]
     finally:
         writer.close()
-    command: str | None = json.loads(answer.partition(b"\r\n\r\n")[2])["command"]
-    return command

@@ -154,7 +154,9 @@ class Run:
         return msgspec.json.decode(await self.worker.files.read(PLAN, user="root"), type=Plan)
 
     async def pause(self) -> None:
-        """Pauses the worker and all its sandboxes, in one request."""
+        """Pauses the worker, so that it asks for nothing that would wake them, and then all
+        its sandboxes in one request."""
+        await self.worker.pause()
         await self._client.jobs.pause(self.run_id)
 
     async def resume(self) -> None:
@@ -212,7 +214,7 @@ async def submit(
     timeout: Seconds = CREATE_S,
 ) -> Run:
     """Starts a run of ``loop``, ``group_size`` times for each of ``prompts`` (JSON), or
-    finds it where it was started already.
+    finds it where it was started already; a worker's program that had ended goes on.
 
     ``loop``: ``path.py:function`` or a function; its module is brought into the worker and
     must be whole by itself, besides what the worker's image has. ``container_image`` (or
@@ -296,11 +298,11 @@ async def _hand_over(worker: Sandbox, plan: Plan, source: str, credentials: str)
 
 
 async def _start(worker: Sandbox) -> None:
-    """Starts the worker's program, once however often it is asked for."""
+    """Starts the worker's program; where it runs already, another one ends at once."""
     line = f"nohup python3 -m libdsec.rollout.worker >>{LOG} 2>&1 </dev/null &"
     await worker.exec(
         line, user="root", cwd=HOME, env={"DSEC_CONFIG": CREDENTIALS}, timeout=STEP_S,
-        check=True, op_id=_ids.named(worker.uid, "start"),
+        check=True,
     )  # fmt: skip
 
 

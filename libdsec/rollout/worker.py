@@ -11,6 +11,7 @@ others begin again with the sandboxes they had.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib.util
 import logging
 import os
@@ -100,7 +101,19 @@ async def _opened(client: DSecClient) -> None:
             await asyncio.sleep(AGAIN_S)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The run, unless another process of this container has it."""
     logging.basicConfig(level=logging.INFO)
-    Path(PID).write_text(str(os.getpid()))
-    asyncio.run(run())
+    with Path(PID).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()
