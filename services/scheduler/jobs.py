@@ -68,18 +68,19 @@ class Jobs:
     async def _judge(
         self, unit: Unit, row: leases.Job, command: JobCommand, now: float, *, first: bool
     ) -> leases.Job:
-        if command.verb != "renew":
-            return leases.opened(row, command.request, principal=command.principal, at=now)
-        renewed = leases.renewed(row, command.request, at=now)
+        if command.verb == "renew":
+            held = leases.renewed(row, command.request, at=now)
+        else:
+            held = leases.opened(row, command.request, principal=command.principal, at=now)
         if row.state != leases.LAPSED or row.on_lost != "pause":
-            return renewed
+            return held
         if not first:  # of this batch: the rows are ours already
-            return leases.lost_still(renewed, before=row)
-        return await self._revive(unit, row, renewed)
+            return leases.lost_still(held, before=row)
+        return await self._revive(unit, row, held)
 
-    async def _revive(self, unit: Unit, lost: leases.Job, renewed: leases.Job) -> leases.Job:
-        """Its holder lives and may be waiting for commands that the loss froze: nothing
-        but this would ever let those go on."""
+    async def _revive(self, unit: Unit, lost: leases.Job, held: leases.Job) -> leases.Job:
+        """Somebody holds it again, and may wait for commands that the loss froze: to follow
+        what was begun wakes nothing, so only this lets them go on."""
         rows = await jobstore.lock_paused_by_loss(unit.connection, lost, by=BY)
         unit.changes.load(rows)
         paused = [row for row in rows if row.state == lifecycle.PAUSED]
@@ -87,7 +88,7 @@ class Jobs:
             decide.ask(
                 unit.changes, row, "resume", at=time.time(), by=BY, deadlines=self._work.deadlines
             )
-        return renewed if len(paused) == len(rows) else leases.lost_still(renewed, before=lost)
+        return held if len(paused) == len(rows) else leases.lost_still(held, before=lost)
 
     async def lapse(self) -> int:
         """A portion of the leases that ran out: their jobs are lost. Not before this

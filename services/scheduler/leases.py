@@ -63,7 +63,7 @@ def renewed(job: Job, request: JobRequest, *, at: float) -> Job:
 
 
 def lost_still(job: Job, *, before: Job) -> Job:
-    """The renewed job while some of its sandboxes are on their way to the pause that
+    """The job, held again, while some of its sandboxes are on their way to the pause that
     ``before``, its loss, asked for: the next renewal finds them there."""
     return replace(job, state=before.state, lapsed_at=before.lapsed_at)
 
