@@ -35,9 +35,8 @@ IMAGELESS = frozenset({"fake", "fncall"})
 
 REQUIRABLE = frozenset(
     {
-        "exec", "files", "ports", "pause", "reclaim", "snapshot", "cpu_limit", "memory_limit",
-        "disk_limit",
-        "pids_limit", "network", "display",
+        "exec", "files", "ports", "routes", "pause", "reclaim", "snapshot", "cpu_limit",
+        "memory_limit", "disk_limit", "pids_limit", "network", "display",
     }
 )  # fmt: skip
 """Features of a backend that a spec may insist on; a node without one is passed over."""
