@@ -24,6 +24,7 @@ frame  from                     body
 ``c``  client → edge, verb io   cancel: kill the tree, then the final reply
 ====== ======================== ================================================
 
+A message to the client without ``Dsec-Frame`` is an ``x`` before which no frame came.
 Frames from a client carry the operation id in ``Dsec-Op``. Each side keeps at
 most ``WINDOW_BYTES`` unacknowledged: that is the flow control. Counts begin with the
 operation; ``w`` counts stdout and stderr together.
@@ -53,11 +54,12 @@ where the command takes input, else ``k``; then the output that is retained.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from schemas.base import Message, Uid, Versioned, WireError
+from schemas.image import Removed
 
 HEADER_OFFSET = "Dsec-Offset"
 """On ``o`` and ``e`` frames: the count of output bytes before this frame. What the client
@@ -295,8 +297,37 @@ class InfoReply(Versioned, frozen=True):
     error: WireError | None = None
 
 
+class UploadTarget(Message, frozen=True):
+    """Where a node puts the files of a layer: into an empty ``folder`` that it shares with
+    imagesvc, or by PUT to one of ``urls`` each (by file name)."""
+
+    folder: str | None = None
+    urls: dict[str, str] = {}
+
+
+class PackRequest(Versioned, frozen=True):
+    """verb ``pack``, of imagesvc only: what the sandbox changed becomes a layer at
+    ``target``. ``scrub`` and ``remove`` as of ``SnapshotCreate``."""
+
+    op_id: OpId
+    target: UploadTarget
+    scrub: bool = False
+    remove: list[str] = []
+
+
+class PackReply(Versioned, frozen=True):
+    """The final frame of ``pack``. ``manifest``: the layer's, as stores keep it."""
+
+    op_id: OpId
+    manifest: dict[str, Any] = {}
+    frozen_s: float = 0.0
+    removed: list[Removed] = []
+    removed_count: int = 0
+    error: WireError | None = None
+
+
 ExecVerb = Literal[
-    "exec", "io", "info", "connect", "file_read", "file_write", "file_stat", "file_list",
+    "exec", "io", "info", "connect", "pack", "file_read", "file_write", "file_stat", "file_list",
     "file_mkdir", "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
     "trajectory",
 ]  # fmt: skip

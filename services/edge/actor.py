@@ -16,13 +16,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from schemas.sandbox import EdgeOpItem, Observation, Observed
 from services.edge import records, rules
 from services.edge.activity import Activity
 from services.edge.admission import Amount
+from services.edge.branches import captures
 from services.edge.drivers.base import BackendReport, Driver, Exited, Handle, Resumable
 from services.edge.ending import CANCEL_S, Ending, Fate, Interrupted
 from services.edge.journal import Journal
@@ -65,6 +66,7 @@ class Context:
     recover_timeout_s: float
     report: Callable[[str], BackendReport]
     gone: Callable[[Sandbox], None]
+    find: Callable[[str, str], Sandbox | None]
 
 
 class Sandbox:
@@ -73,13 +75,11 @@ class Sandbox:
     def __init__(self, row: SandboxRow, driver: Driver, context: Context) -> None:
         item = row.accepted.item
         self.uid, self.project = item.uid, item.project
-        self.accepted = row.accepted
-        self.generation = row.generation
+        self.accepted, self.generation = row.accepted, row.generation
         self.backend = row.accepted.resolved.spec.backend
         self.demand: Amount = rules.demand(row.accepted.resolved.spec)
-        self.driver = driver
         self.handle: Handle | None = row.handle
-        self.epoch = row.epoch
+        self.driver, self.epoch = driver, row.epoch
         self.fate = Fate()
         self.clock = RunClock(context.clock.monotonic)
         self.activity = Activity(self.clock)
@@ -156,6 +156,8 @@ class Sandbox:
     async def ready(self) -> Handle:
         """The handle of the running sandbox; a paused one is resumed first, once,
         however many ask. Raises ``SandboxDied`` or ``Unavailable``."""
+        if self.state == "running":
+            return self.present()
         await self.found()
         try:
             async with asyncio.timeout(READY_S):
@@ -223,8 +225,7 @@ class Sandbox:
         late = DeadlineExceeded("the sandbox did not start in time", cause="start_timeout")
         if left_s <= 0:
             raise late
-        loop = asyncio.get_running_loop()
-        tell = loop.call_later(TELL_STARTING_S, self._tell_starting)
+        tell = asyncio.get_running_loop().call_later(TELL_STARTING_S, self._tell_starting)
         try:
             self.handle = await self.fate.race(self._start_driver(), left_s)
         except TimeoutError:
@@ -237,15 +238,15 @@ class Sandbox:
 
     async def _start_driver(self) -> Handle:
         item, resolved = self.accepted.item, self.accepted.resolved
-        report = self._context.report(self.backend)
-        refusal = rules.check_spec(resolved.spec, report)
+        refusal = rules.check_spec(resolved.spec, self._context.report(self.backend))
         if refusal:
             raise refusal
         with telemetry.span("edge start", parents=[item.trace]):
             # a store that is slow for some must not keep the places of others
             layers = await self._context.locator.find([one.digest for one in resolved.layers])
-            async with self._context.starts:
-                return await self.driver.start(rules.start_spec(item, resolved, layers))
+            spec = rules.start_spec(item, resolved, layers)
+            async with captures(self.accepted, self._context.find) as below, self._context.starts:
+                return await self.driver.start(replace(spec, captures=below))
 
     def _tell_starting(self) -> None:
         if self.ending is None:
@@ -278,8 +279,8 @@ class Sandbox:
 
     async def _now_live(self, observed: Observed | None, change: Change) -> None:
         self.activity.touch()
-        now: Observed = "paused" if self.pauses.standing == "paused" else "running"
-        await self._context.observer.emit([self.observation(observed or now)], change)
+        now = observed or ("paused" if self.pauses.standing == "paused" else "running")
+        await self._context.observer.emit([self.observation(now)], change)
         if self.ending is None:
             self._phase = "live"
             self._found.set()
@@ -351,9 +352,8 @@ class Sandbox:
 
     async def _tell(self, verb: str, error: DsecError | None) -> None:
         paused = self.pauses.standing == "paused"
-        observed: Observed = "paused" if paused else "resumed"
-        if verb == "set_timeout" and not paused:
-            observed = "running"
+        awake: Observed = "running" if verb == "set_timeout" else "resumed"
+        observed: Observed = "paused" if paused else awake
         row = records.state(self.uid, self.generation, paused=paused, times=self.time.times)
         observation = self.observation(observed, error=to_wire(error) if error else None)
         await self._context.observer.emit([observation], row, records.op_done(self.uid, verb))

@@ -21,6 +21,7 @@ from services.edge import probe
 from services.edge.door import COUNTED, Door
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver
+from services.edge.excess import Excess
 from services.edge.execs import Execs
 from services.edge.handlers import Commands
 from services.edge.heartbeat import Presence
@@ -64,8 +65,8 @@ class Edge:
             node=settings.node, epoch=self.epoch, link=self.link, journal=self.journal
         )
         self.trail = Trail(
-            node=settings.node, link=self.link, journal=self.journal, on=settings.trajectory,
-            output_bytes=settings.trajectory_output_bytes,
+            node=settings.node, link=self.link, journal=self.journal, execs=self.execs,
+            on=settings.trajectory, output_bytes=settings.trajectory_output_bytes,
             request_bytes=settings.trajectory_request_bytes,
         )  # fmt: skip
         layers = LayerService(settings.layers_path)
@@ -95,6 +96,9 @@ class Edge:
             self.supervisor, settings=settings, epoch=self.epoch, limits=limits,
             meter=self.meter,
         )  # fmt: skip
+        self.excess = Excess(
+            self.supervisor, node=settings.node, link=self.link, clock=clock
+        )
         self.health = Health("edge")
         self.health.add("journal", self.journal.check)
         self.health.add("bus", self.link.check)
@@ -109,7 +113,7 @@ class Edge:
         if self.settings.health_port:
             await self.health.serve(self.settings.health_port)
         stopping = asyncio.ensure_future(stop.wait())
-        watching = asyncio.ensure_future(self._watched())
+        watching = asyncio.gather(self._watched(), self.excess.run())
         try:
             while not stop.is_set():
                 connected = asyncio.ensure_future(self._connected())

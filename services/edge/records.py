@@ -194,6 +194,16 @@ def exec_begun(claim: Claim) -> Change:
     )
 
 
+def exec_whole(claim: Claim, reply: bytes, at: float) -> Change:
+    """An operation that has ended before its intent was written."""
+    values = (claim.uid, claim.op_id, claim.hash, claim.at, claim.seq, claim.body or None)
+    return (
+        "insert or ignore into exec (uid, op_id, hash, at, seq, record, reply, ended_at) "
+        "values (?,?,?,?,?,?,?,?)",
+        (*values, reply, at),
+    )
+
+
 def exec_text(uid: str, op_id: str, record: bytes) -> Change:
     """The record of an intent that was kept without."""
     return (
@@ -222,15 +232,21 @@ def exec_dropped(uid: str, op_id: str, reply: bytes, at: float) -> Change:
 
 def told(told_to: int, keys: Sequence[tuple[str, int]]) -> list[Change]:
     """The services have the intents, or the results, of these (sandbox, number)."""
-    chunks = [keys[at : at + SENT_ROWS] for at in range(0, len(keys), SENT_ROWS)]
+    numbers: dict[str, list[int]] = {}
+    for uid, seq in keys:
+        numbers.setdefault(uid, []).append(seq)
     return [
         (
-            f"update exec set told = max(told, ?) where (uid, seq) in "
-            f"(values {','.join(['(?,?)'] * len(chunk))})",
-            (told_to, *(value for key in chunk for value in key)),
+            f"update exec set told = max(told, ?) where uid = ? and seq in ({_marks(part)})",
+            (told_to, uid, *part),
         )
-        for chunk in chunks
+        for uid, seqs in numbers.items()
+        for part in (seqs[at : at + SENT_ROWS] for at in range(0, len(seqs), SENT_ROWS))
     ]
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))
 
 
 def outbox(row: int, kind: str, data: bytes) -> Change:
@@ -241,7 +257,7 @@ def outbox(row: int, kind: str, data: bytes) -> Change:
 def outbox_sent(rows: Sequence[int]) -> list[Change]:
     """It is stored on the bus."""
     chunks = [tuple(rows[at : at + SENT_ROWS]) for at in range(0, len(rows), SENT_ROWS)]
-    return [(f"delete from outbox where id in ({','.join('?' * len(c))})", c) for c in chunks]
+    return [(f"delete from outbox where id in ({_marks(chunk)})", chunk) for chunk in chunks]
 
 
 def prune(now: float) -> list[Change]:
@@ -342,10 +358,16 @@ def trajectory(db: sqlite3.Connection, uid: str, after: int) -> Iterator[Told]:
     yield from db.execute(_RECORD + "where uid = ? and seq > ? order by seq", (uid, after))
 
 
-def untold(db: sqlite3.Connection, limit: int) -> list[Told]:
-    """Operations of which the services do not have all yet, oldest first."""
-    query = _RECORD + f"where seq > 0 and not ({_TOLD}) order by at limit ?"
-    return db.execute(query, (limit,)).fetchall()
+def untold(db: sqlite3.Connection) -> Iterator[Told]:
+    """Operations of which the services do not have all yet, oldest first, read as they are
+    taken."""
+    yield from db.execute(_RECORD + f"where seq > 0 and not {_TOLD} order by at, seq")
+
+
+def newest_execs(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Sandbox and id of the operations that are kept longest."""
+    query = "select uid, op_id from exec order by at desc limit ?"
+    return db.execute(query, (MAX_EXECS,)).fetchall()
 
 
 def _handle_text(handle: Handle) -> str:

@@ -22,8 +22,10 @@ from schemas.exec import (
     FileRequest,
     InfoReply,
     InfoRequest,
+    PackReply,
+    PackRequest,
 )
-from services.edge import fileverbs
+from services.edge import fileverbs, snapshots
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
     ExecOutcome,
@@ -42,7 +44,7 @@ BACKSTOP_S = 10.0
 USAGE_S = 2.0
 LIVE = ("running", "pausing", "paused", "resuming")
 
-Reply = ExecReply | FileReply | InfoReply | ConnectReply | Page
+Reply = ExecReply | FileReply | InfoReply | ConnectReply | PackReply | Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
 
 
 def _exec_reply(sandbox: Sandbox, op: Operation, outcome: ExecOutcome) -> ExecReply:
+    sandbox.activity.dropped_bytes += sum(outcome.truncated)
     return ExecReply(
         op_id=op.op_id, exit_code=outcome.exit_code, signal=outcome.signal,
         timed_out=outcome.timed_out, oom_killed=outcome.oom_killed,
@@ -189,6 +192,7 @@ VERBS: dict[str, Verb] = {
     ),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
     "connect": Verb(ConnectRequest, ConnectReply, run_connect, repeats=False, operation=Connection),
+    "pack": Verb(PackRequest, PackReply, snapshots.run_pack, wakes=False),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read, logs=_placed),
     "file_write": Verb(
         FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append), _always,

@@ -1,0 +1,222 @@
+"""A layer's two files: metadata image and data blob.
+
+Owns: reading a tree's contents once, block placement, sharing of equal files,
+holes, the blob's chunk digests, the layer's digest, the check of the result.
+Does not own: the format (:mod:`shared.erofs.format`), where layers are
+kept (:mod:`shared.blobs`).
+
+The metadata image is written here instead of by ``mkfs.erofs``: version 1.5 reads
+only unpacked trees, so that each archive would be written to disk twice, and its
+output depends on the order of the directory. This way a layer is a function of
+its tree: equal trees have equal digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from shared.blobs.layout import CHUNKS_NAME, DATA_NAME, META_NAME, LayerFiles
+from shared.erofs import verify as verification
+from shared.erofs.datablob import DataBlob
+from shared.erofs.format import BLOCK_BYTES, HOLE, Placement, encode
+from shared.erofs.layertree import Inode, unique_inodes
+from shared.errors import InvalidRequest, Unsupported
+
+INLINE_MAX_BYTES = 1024  # smaller files live in the metadata, which nodes have locally
+SHARED_MAX_BYTES = verification.DIGESTED_WHOLE_MAX_BYTES  # equal files up to this: stored once
+READ_BYTES = 1024 * 1024
+CHUNKS_PER_FILE_MAX = 16384  # of a sparse file; bounds its index to 128 KiB
+
+Progress = Callable[[int], None]
+"""Called with the bytes done since the last call; may raise to cancel."""
+
+
+def build_layer(
+    root: Inode, out_dir: Path, *, verify: bool = True, progress: Progress | None = None
+) -> LayerFiles:
+    """Write ``root`` as a layer into the empty directory ``out_dir``.
+
+    With ``verify`` the result is mounted by the kernel and each entry, attribute
+    and content compared with the tree. Raises :class:`InvalidRequest` (a source
+    that ends early or changed), :class:`Unsupported` (values EROFS can't hold),
+    ``Internal`` (the written layer differs), :class:`OSError` (disk).
+    """
+    tick = progress or (lambda done: None)
+    with DataBlob(out_dir / DATA_NAME) as data:
+        contents = _Contents(data, tick)
+        for path, inode in unique_inodes(root):
+            if inode.is_regular:
+                contents.store(path, inode)
+    digest = hashlib.sha256(b"".join(data.chunk_digests)).hexdigest() if data.blocks else ""
+    meta = encode(
+        root, contents.placements, data_blocks=data.blocks, data_tag=digest.encode("ascii")
+    )
+    _write_new(out_dir / META_NAME, meta)
+    if data.blocks:
+        _write_new(out_dir / CHUNKS_NAME, b"".join(data.chunk_digests))
+    else:
+        (out_dir / DATA_NAME).unlink()
+    files = LayerFiles(
+        digest=hashlib.sha256(meta).hexdigest(),
+        meta_path=out_dir / META_NAME,
+        data_path=out_dir / DATA_NAME if data.blocks else None,
+        chunks_path=out_dir / CHUNKS_NAME if data.blocks else None,
+        meta_bytes=len(meta),
+        data_bytes=data.blocks * BLOCK_BYTES,
+        data_digest=digest,
+        entries=sum(1 for _ in unique_inodes(root)),
+    )
+    if verify:
+        verification.check_layer(
+            root, files.meta_path, files.data_path, contents.digests, tick=tick
+        )
+    return files
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+
+
+class _Contents:
+    """Reads regular files and decides where their bytes go."""
+
+    def __init__(self, data: DataBlob, progress: Progress) -> None:
+        self.placements: dict[int, Placement] = {}
+        self.digests: dict[int, bytes] = {}  # SHA-256 of the content, by id(inode)
+        self._data = data
+        self._progress = progress
+        self._by_digest: dict[bytes, Placement] = {}
+
+    def store(self, path: bytes, inode: Inode) -> None:
+        """Copy one file's content to its place; the digest is taken from what was read."""
+        if inode.size >= 1 << 62:
+            raise Unsupported(f"{path!r}: a file of {inode.size} bytes")
+        try:
+            self.placements[id(inode)] = self._placement(inode, _Reader(path, inode))
+            if inode.source is not None:
+                inode.source.confirm()
+        finally:
+            if inode.source is not None:
+                inode.source.close()
+        self._progress(sum(extent.length for extent in inode.extents))
+
+    def _placement(self, inode: Inode, reader: _Reader) -> Placement:
+        if inode.size <= SHARED_MAX_BYTES:
+            return self._whole(inode, reader)
+        if inode.has_holes:
+            return self._sparse(inode, reader)
+        return self._streamed(inode, reader)
+
+    def _whole(self, inode: Inode, reader: _Reader) -> Placement:
+        content = reader.read(0, inode.size)
+        digest = self.digests[id(inode)] = hashlib.sha256(content).digest()
+        known = self._by_digest.get(digest)
+        if known is None:
+            known = self._by_digest[digest] = self._placed(content, inode)
+        return known
+
+    def _placed(self, content: bytes, inode: Inode) -> Placement:
+        if len(content) <= INLINE_MAX_BYTES:
+            return Placement(inline=content)
+        bits = chunk_bits(len(content), sparse=inode.has_holes)
+        if not inode.has_holes:
+            return Placement(chunk_bits=bits, chunks=(self._data.append(content),))
+        span = 1 << bits
+        chunks = [content[at : at + span] for at in range(0, len(content), span)]
+        places = [HOLE if not any(chunk) else self._data.append(chunk) for chunk in chunks]
+        return Placement(chunk_bits=bits, chunks=tuple(places))
+
+    def _streamed(self, inode: Inode, reader: _Reader) -> Placement:
+        digest = hashlib.sha256()
+        first = self._data.blocks
+        for at in range(0, inode.size, READ_BYTES):
+            piece = reader.read(at, min(READ_BYTES, inode.size - at))
+            digest.update(piece)
+            self._data.append(piece)
+            self._progress(0)
+        self.digests[id(inode)] = digest.digest()
+        return Placement(chunk_bits=chunk_bits(inode.size, sparse=False), chunks=(first,))
+
+    def _sparse(self, inode: Inode, reader: _Reader) -> Placement:
+        """A big file with holes, digested as :class:`verify.SparseDigest` does."""
+        bits = chunk_bits(inode.size, sparse=True)
+        span = 1 << bits
+        digest = verification.SparseDigest()
+        places = []
+        for at in range(0, inode.size, span):
+            length = min(span, inode.size - at)
+            if not reader.has_data(at, length):
+                places.append(HOLE)
+                continue
+            places.append(self._data.blocks)
+            for piece_at in range(at, at + length, READ_BYTES):
+                piece = reader.read(piece_at, min(READ_BYTES, at + length - piece_at))
+                self._data.append(piece)
+                digest.update(piece_at, piece)
+                self._progress(0)
+        self.digests[id(inode)] = digest.digest()
+        return Placement(chunk_bits=bits, chunks=tuple(places))
+
+
+def chunk_bits(size: int, *, sparse: bool) -> int:
+    """One chunk for a file without holes, else the smallest chunks its index has room for."""
+    count_max = CHUNKS_PER_FILE_MAX if sparse else 1
+    needed = -(-size // count_max)
+    return max(BLOCK_BYTES, needed - 1).bit_length() if needed > BLOCK_BYTES else 12
+
+
+class _Reader:
+    """Reads a file's logical bytes through its extents, zeros in between."""
+
+    def __init__(self, path: bytes, inode: Inode) -> None:
+        self._path = path
+        self._inode = inode
+        self._next = 0  # reads go forward, so earlier extents are done with
+
+    def has_data(self, at: int, length: int) -> bool:
+        self._skip_to(at)
+        extents = self._inode.extents
+        return self._next < len(extents) and extents[self._next].offset < at + length
+
+    def _skip_to(self, at: int) -> None:
+        extents = self._inode.extents
+        while self._next < len(extents):
+            extent = extents[self._next]
+            if extent.offset + extent.length > at:
+                break
+            self._next += 1
+
+    def read(self, at: int, length: int) -> bytes:
+        """Exactly ``length`` bytes at ``at``; raises where the source has fewer."""
+        self._skip_to(at)
+        extents = self._inode.extents
+        if self._next < len(extents):
+            extent = extents[self._next]
+            inside = at - extent.offset
+            if inside >= 0 and inside + length <= extent.length:
+                return self._exactly(length, extent.source_offset + inside)
+        out = bytearray(length)
+        for extent in extents[self._next :]:
+            start, end = max(at, extent.offset), min(at + length, extent.offset + extent.length)
+            if start >= at + length:
+                break
+            if start < end:
+                source_at = extent.source_offset + start - extent.offset
+                out[start - at : end - at] = self._exactly(end - start, source_at)
+        return bytes(out)
+
+    def _exactly(self, length: int, offset: int) -> bytes:
+        source = self._inode.source
+        if source is None:
+            raise InvalidRequest(f"{self._path!r} has no content")
+        data = source.pread(length, offset)
+        while len(data) < length:
+            more = source.pread(length - len(data), offset + len(data))
+            if not more:
+                shown = self._path.decode(errors="backslashreplace")
+                raise InvalidRequest(f"{shown!r} ended early: source was cut or changed")
+            data += more
+        return data
