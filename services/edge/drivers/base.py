@@ -307,6 +307,18 @@ class Ports(Protocol):
 
 
 @runtime_checkable
+class Accepting(Protocol):
+    """Optional (feature ``routes``): connections that begin in the sandbox."""
+
+    async def accept(self, handle: Handle, port: int, io: PortIO) -> None:
+        """Listens on 127.0.0.1 within the sandbox's network, waits for one connection to
+        ``port``, and returns when both its directions have ended. Between two calls
+        connections wait. Cancelling resets the connection. ``Conflict`` (field ``port``)
+        where something of the sandbox listens there, or where it broke off."""
+        ...
+
+
+@runtime_checkable
 class Counting(Protocol):
     """Optional: what sandboxes ran into, cheap enough to be read every second."""
 
