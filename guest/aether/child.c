@@ -219,6 +219,7 @@ static void run(const struct launch *l, const struct reader *spec, const struct 
     if (!argv || !argv[0] || !env)
         child_fail(status, "invalid_request", "argv", 0, "there is no command");
     environ = env;
+    policy_apply(l);
     prctl(PR_SET_PDEATHSIG, 0);
     execvp(argv[0], argv);
     if ((l->kind == K_SHELL || !argc) && (errno == ENOENT || errno == ENOTDIR))
@@ -240,7 +241,7 @@ static void settle_fds(struct launch *l)
     syscall(SYS_close_range, 3, 19, 0);
 }
 
-static struct reader mapped(int fd, int status)
+struct reader mapped(int fd, int status)
 {
     struct stat st;
     const uint8_t *p = NULL;

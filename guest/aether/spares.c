@@ -151,6 +151,7 @@ int launch(struct launch *l, struct place *where)
 {
     int failed = 0;
     l->fds[L_ROOT] = root_fd();
+    policy_fds(l);
     for (int i = 0; i <= L_ROOT; i++)
         failed |= l->fds[i] < 0 && !(i == L_SPEC && l->spec);
     if (!failed)

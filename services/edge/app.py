@@ -19,7 +19,8 @@ from schemas.subjects import EDGE_DURABLE, inbox_prefix
 from services.edge import probe
 from services.edge.door import Door
 from services.edge.drivers import registry
-from services.edge.drivers.base import Driver
+from services.edge.drivers.base import Driver, Enforcing
+from services.edge.drivers.offers import offered
 from services.edge.execs import Execs
 from services.edge.handlers import Commands
 from services.edge.heartbeat import Presence
@@ -31,6 +32,7 @@ from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
+from services.edge.violations import Teller
 from shared.blobs.opening import is_remote
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -64,8 +66,15 @@ class Edge:
         self.watch = Watch(layers, node=settings.node, link=self.link)
         self.meter = probe.Meter(settings.state_path)
         limits = probe.limits(settings)
+        self.violations = Teller(
+            node=settings.node, epoch=self.epoch, link=self.link, now=clock.now
+        )
+        made = drivers(settings)
+        for driver in made.values():
+            if (enforcing := offered(driver, Enforcing)) is not None:
+                enforcing.report_to(self.violations.tell)
         self.supervisor = Supervisor(
-            drivers(settings), journal=self.journal, observer=self.observer,
+            made, journal=self.journal, observer=self.observer,
             locator=locator(settings.store_url, layers), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
@@ -96,6 +105,7 @@ class Edge:
             await self.health.serve(self.settings.health_port)
         stopping = asyncio.ensure_future(stop.wait())
         watching = asyncio.ensure_future(self._watched())
+        telling = asyncio.ensure_future(self.violations.run())
         try:
             while not stop.is_set():
                 connected = asyncio.ensure_future(self._connected())
@@ -108,7 +118,8 @@ class Edge:
         finally:
             stopping.cancel()
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            telling.cancel()
+            await asyncio.gather(watching, telling, return_exceptions=True)
             await self.supervisor.close()
             self.execs.close()
             await self.health.close()

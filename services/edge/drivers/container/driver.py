@@ -19,6 +19,7 @@ import logging
 import secrets
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,18 @@ from services.edge.drivers.base import (
 )  # fmt: skip
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.deaths import Deaths, Sandbox, why
+from services.edge.drivers.container.enforcing import Enforcing, Target
 from services.edge.drivers.container.engine import Engine, Shell
 from services.edge.drivers.container.files import FilesOfAgent
 from services.edge.drivers.container.pausing import NOT_OPEN, Pausing, pause_features
+from services.edge.drivers.container.policies import PolicyOfContainers
 from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Shells, WarmShell
-from services.edge.drivers.container.wanted import NO_NETWORK, check, limits, network
+from services.edge.drivers.container.wanted import check, limits
 from services.edge.layers.mounts import Upper
+from services.edge.policy.plan import NO_INTERFACE, Plan
 from shared.errors import (
     CapacityExhausted,
     Conflict,
@@ -61,7 +65,7 @@ from shared.errors import (
 log = logging.getLogger(__name__)
 
 
-class ContainerDriver(FilesOfAgent, PortsOfAgent):
+class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
     """See the module."""
 
     name = "container"
@@ -74,6 +78,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         self._live: dict[str, Sandbox] = {}
         self._starting: set[str] = set()
         self._deaths = Deaths(settings, self._engine, self._live)
+        self._enforcing = Enforcing(settings)
+        self._features: Mapping[str, Feature] = {}
         self._shells: Shells | None = None
         self._pool: Pool[WarmShell] | None = None
         self._pausing: Pausing | None = None
@@ -95,13 +101,14 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         features = {
             "exec": yes, "files": yes, "file_trees": yes, "sessions": yes, "pty": yes,
             "ports": yes, "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
-            "network_deny": Feature(True, NO_NETWORK),
-            "network_allow": Feature(False, "containers have no network yet"),
+            "network_deny": Feature(True, NO_INTERFACE),
             "disk_limit": Feature(False, "no quota on writable layers"),
             "snapshot": Feature(False, "not built"),
         }  # fmt: skip
         swap = self._pausing.swap.look() if self._pausing else NOT_OPEN
         features |= pause_features(cgroups, swap)
+        features |= await asyncio.to_thread(self._enforcing.features)
+        self._features = features
         return BackendReport(True, f"Docker Engine {version}", features)
 
     async def open(self, on_exit: OnExit) -> None:
@@ -129,6 +136,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             sandbox.agent.close()
         self._live.clear()
         self._deaths.close()
+        self._enforcing.close()
         if self._late is not None:
             self._late.cancel()
         if self._shells is not None:
@@ -157,6 +165,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
 
     async def start(self, spec: StartSpec) -> Handle:
         check(spec)
+        plan = await self._plan(spec)
         if spec.uid in self._live or spec.uid in self._starting:
             raise Conflict(f"sandbox {spec.uid} exists", field="uid")
         folder = self._settings.sandboxes_dir / spec.uid
@@ -168,7 +177,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
                 )
             except FileExistsError:
                 raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
-            return await self._start(spec, folder)
+            return await self._start(spec, folder, plan)
         except OSError as err:
             if err.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -176,20 +185,24 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         finally:
             self._starting.discard(spec.uid)
 
-    async def _start(self, spec: StartSpec, folder: Path) -> Handle:
+    async def _start(self, spec: StartSpec, folder: Path, plan: Plan) -> Handle:
         warm: WarmShell | None = None
         try:
             warm = await self._take_shell()
             data = _data(warm)
             await self.shells.thread(lambda: folders.note(folder, data))
             enforced = await self.shells.attach(
-                warm, spec.layers, Upper(folder), limits(spec), spec.hostname
-            )
+                warm, spec.layers, Upper(folder), limits(spec),
+                [spec.hostname, *self._enforcing.guards(plan)],
+            )  # fmt: skip
             await warm.agent.list()  # the agent answers in the root it now has
-            handle = Handle(spec.uid, self.name, _data(warm), enforced | network(spec))
+            target = Target(spec.uid, spec.project, warm.agent, warm.shell.pid, warm.groups)
+            await self._enforcing.begin(target, plan)
+            handle = Handle(spec.uid, self.name, _data(warm), {**enforced, **plan.enforcement})
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
         except BaseException:
+            self._enforcing.end(spec.uid)
             await asyncio.shield(self._undo(warm, folder))
             raise
 
@@ -229,8 +242,16 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             if (await self._engine.ending(str(handle.data["container"]))).running:
                 raise
             return None
-        self._adopt(handle, spec, agent, Groups.of(handle.data["groups"]))
-        return handle
+        groups = Groups.of(handle.data["groups"])
+        target = Target(spec.uid, spec.project, agent, int(handle.data["pid"]), groups)
+        plan = await self._plan(spec)
+        try:
+            await self._enforcing.begin(target, plan)
+        except BaseException:
+            agent.close()
+            raise
+        self._adopt(handle, spec, agent, groups)
+        return replace(handle, enforcement={**handle.enforcement, **plan.enforcement})
 
     async def inspect(self, handle: Handle) -> Inspection:
         sandbox = self._live.get(handle.uid)
@@ -244,6 +265,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
     async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
         sandbox = self._sandbox(handle)
         try:
+            spec = self._within_budget(handle, spec)
             return await run_command(sandbox.agent, spec, io, defaults=sandbox.defaults)
         except Unavailable as err:
             raise await self._deaths.explain(sandbox, err) from err
@@ -280,6 +302,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         sandbox = self._live.pop(handle.uid, None)
         if sandbox is not None:
             sandbox.stopping = True
+        self._enforcing.end(handle.uid)
         groups = Groups.of(handle.data["groups"])
         await self.pausing.leave(sandbox, groups, thaw=grace_s > 0)
         if grace_s > 0:
