@@ -159,7 +159,10 @@ def _without_verdict(exc: DSecError) -> Grade:
 
 
 async def _fresh(sandbox: Sandbox, task: Task, client: DSecClient) -> Grade:
-    async with await client.run_container(task.run_args(), timeout=CREATE_S) as clean:
+    args = task.run_args()
+    if args.job is None:  # who dies here leaves it to the job, like the agent's sandbox
+        args.job = sandbox.job
+    async with await client.run_container(args, timeout=CREATE_S) as clean:
         base = await _base(clean, task)
         if base is None:
             return await _in_place(sandbox, task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,12 @@ async def test_mistakes_of_a_task_are_errors(containers: DSecClient, agent: Sand
     with pytest.raises(InvalidRequest) as unsolved:
         await preflight(containers, task(solution=None))
     assert unsolved.value.field == "solution"
+
+
+async def test_a_verdicts_sandbox_belongs_to_the_job_of_the_one_it_judges(
+    containers: DSecClient,
+) -> None:
+    args = replace(task().run_args(), job="graded")
+    async with await containers.run_container(args) as sandbox:
+        assert (await grade(sandbox, task(), client=containers)).reward == 0.0
+    assert len([s async for s in containers.list(job="graded")]) == 2
