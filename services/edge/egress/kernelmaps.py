@@ -20,6 +20,7 @@ from shared.policies.network import Address
 GATE4, GATE6, GATE_PORT = "192.0.0.8", "fd64:7365:6300::1", 1
 PROGRAMS = ("out_connect4", "out_connect6", "out_sendmsg4", "out_sendmsg6", "note_port")
 ENTRIES_MAX = 65536
+MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 DENIALS_MAX = 65536
 NO_POLICY, DEFAULT_RULE = 0xFFFF, 0
 MISSING = "missing policy"
@@ -106,6 +107,8 @@ class PolicyMap:
     def put(self, entries: Iterable[Entry]) -> None:
         """Sets what counts for blocks. Raises ``OSError``."""
         for entry in entries:
+            if entry.block.version == 6 and entry.block.subnet_of(MAPPED):
+                continue  # in the kernel's map that is IPv4 itself
             rules = b"".join(
                 _PORT.pack(r.low, r.high, r.allow, self._number(r.rule)) for r in entry.ports
             )

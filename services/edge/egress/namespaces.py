@@ -26,6 +26,7 @@ from shared.errors import Unavailable
 T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
 SO_NETNS_COOKIE = 71
+IPV6_FREEBIND = 78
 SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C
 LOOPBACK_INDEX = 1
 BACKLOG = 128
@@ -90,6 +91,8 @@ def _open() -> Inside:
         made.append(one)
         if family == socket.AF_INET6:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # the kernel readies a new address a moment later
+            one.setsockopt(socket.IPPROTO_IPV6, IPV6_FREEBIND, 1)
         if kind == socket.SOCK_STREAM:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.bind(address)
