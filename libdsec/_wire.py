@@ -350,6 +350,12 @@ Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")
 
 Cells = Annotated[int, Meta(ge=1, le=65_535)]
 
+Lane = Annotated[str, Meta(min_length=1, max_length=64)]
+"""A thread of a script whose operations are counted."""
+
+Step = Annotated[int, Meta(ge=1)]
+"""The number of an operation in its lane."""
+
 UserName = Annotated[str, Meta(min_length=1, max_length=64)]
 
 class ExecRequest(Versioned, frozen=True):
@@ -363,7 +369,7 @@ class ExecRequest(Versioned, frozen=True):
     puts it on a terminal, with ``stream``; its output is ``stdout`` alone. ``attach``: no
     command, but the frames and the reply of the operation ``op_id`` of the same
     principal, from the output ``offset`` on (bytes of both streams) as far as it is
-    retained."""
+    retained. ``lane`` and ``step``: its place in a script, for the trajectory log."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -383,6 +389,8 @@ class ExecRequest(Versioned, frozen=True):
     pty: tuple[Cells, Cells] | None = None
     attach: bool = False
     offset: Annotated[int, Meta(ge=0)] = 0
+    lane: Lane | None = None
+    step: Step | None = None
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
@@ -451,11 +459,14 @@ class FileRequest(Versioned, frozen=True):
     raw_target: Annotated[bytes, Meta(min_length=1, max_length=4096)] | None = None
     mtime_ns: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     sparse: bool = False
+    lane: Lane | None = None
+    step: Step | None = None
 
 class FileEntry(Message, frozen=True):
     """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch,
     ``mtime_ns`` the same exactly; ``ino`` and ``nlink``: which entries are names of one
-    file. ``raw_path`` and ``raw_target``: the bytes of names that are no UTF-8."""
+    file; ``ctime_ns``: when it last changed in any way (0: not known). ``raw_path`` and
+    ``raw_target``: the bytes of names that are no UTF-8."""
 
     path: str
     type: str
@@ -470,6 +481,7 @@ class FileEntry(Message, frozen=True):
     ino: int = 0
     nlink: int = 1
     mtime_ns: int = 0
+    ctime_ns: int = 0
 
 class FileEvent(Message, frozen=True):
     """A line of ``file_watch``. ``change``: ``ready`` (from here on nothing is missed),
@@ -853,6 +865,62 @@ class AuditPage(Versioned, frozen=True):
 
     entries: list[AuditEntry]
     next: int | None = None
+
+TRAJECTORY_PAGE = 500
+"""Records of a page at most."""
+
+Seq = Annotated[int, Meta(ge=0)]
+
+PageSize = Annotated[int, Meta(ge=1, le=TRAJECTORY_PAGE)]
+
+class TrajectoryRecord(Message, frozen=True):
+    """One operation. ``request`` and ``reply`` are those of its exec verb, as they were
+    sent; a request of ``cut`` bytes was too large to be kept. Without ``ended_at`` its
+    end is not known: it runs, or nobody saw its end. ``at`` is no later, and
+    ``ended_at`` no earlier, than the times that files carry which it changed. A reply with
+    the error ``unavailable`` or ``capacity_exhausted`` says that it did not begin."""
+
+    uid: Uid
+    project: str
+    seq: Seq
+    op_id: OpId
+    verb: str
+    principal: str
+    at: UnixTime
+    lane: Lane | None = None
+    step: Step | None = None
+    request: dict[str, Any] | None = None
+    cut: int = 0
+    ended_at: UnixTime | None = None
+    reply: dict[str, Any] | None = None
+
+class TrajectoryRequest(Versioned, frozen=True):
+    """verb ``trajectory`` at the edge: records after number ``after``, in order."""
+
+    op_id: OpId
+    after: Seq = 0
+    limit: PageSize = TRAJECTORY_PAGE
+
+class TrajectoryQuery(Versioned, frozen=True):
+    """``get sandbox.trajectory``: as :class:`TrajectoryRequest`, of what ``node`` has told
+    of the sandbox. auth sets ``project``."""
+
+    uid: Uid
+    node: Token
+    after: Seq = 0
+    limit: PageSize = TRAJECTORY_PAGE
+    project: str | None = None
+
+class TrajectoryPage(Versioned, frozen=True):
+    """Records in order. ``more``: there are records after the last one. Of an edge:
+    ``last`` is the highest number there is. Numbers that are missing between are lost, or
+    no longer kept."""
+
+    records: list[TrajectoryRecord] = []
+    more: bool = False
+    last: Seq = 0
+    op_id: OpId | None = None
+    error: WireError | None = None
 
 def req(project: str, entity: str, verb: str, principal: str | None = None) -> str:
     """A client's request that changes something. With the principal as last token

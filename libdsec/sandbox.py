@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from libdsec import _ids
 from libdsec._command import attach_request, command_request, shown
@@ -30,8 +30,13 @@ from libdsec.files import Files
 from libdsec.interaction import BUFFER_BYTES, Interaction
 from libdsec.ports import HasPorts
 from libdsec.process import OnOutput, Process, Stdin, checked
+from libdsec.replay import Replay, replay
 from libdsec.results import ExecResult, Info, info_of
 from libdsec.sessions import OUTPUT_LIMIT_BYTES, Session
+from libdsec.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from libdsec.forward import FastForward
 
 UNLIMITED_BYTES = 1 << 40
 READY_S = 120.0
@@ -235,6 +240,25 @@ class Sandbox(Held, HasPorts):
         request = attach_request(op_id, offset)
         operation = await self._command(request, joining=offset)
         return Process(operation, command=f"operation {op_id}", stdin=True)
+
+    # -- what was done -----------------------------------------------------------
+
+    def trajectory(self) -> Trajectory:
+        """What was done in it, record by record, also when it is over or lost."""
+        return Trajectory(self)
+
+    def fast_forward(self, lane: str = "main") -> FastForward:
+        """The same sandbox for a script that may have run before: calls through it return
+        what is recorded at their place, then go on for real. Scripts of one sandbox take a
+        ``lane`` each."""
+        from libdsec.forward import FastForward, lane_of
+
+        return FastForward(self, lane_of(lane))
+
+    async def replay(self, *, into: Sandbox) -> Replay:
+        """Does in ``into`` what was done here, in the recorded order, and tells what came
+        out differently."""
+        return await replay([record async for record in self.trajectory()], into)
 
     # -- its life ----------------------------------------------------------------
 

@@ -36,7 +36,9 @@ from libdsec import DSecMicroVMRunArgs as DSecMicroVMRunArgs
 from libdsec import DSecRunArgs as DSecRunArgs
 from libdsec import DSecVMRunArgs as DSecVMRunArgs
 from libdsec import DeadlineExceeded as DeadlineExceeded
+from libdsec import Difference as Difference
 from libdsec import DirectoryNotEmpty as DirectoryNotEmpty
+from libdsec import Divergence as Divergence
 from libdsec import Event as Event
 from libdsec import ExecFailed as ExecFailed
 from libdsec import ExecResult as ExecResult
@@ -61,13 +63,17 @@ from libdsec import LocalAddress as LocalAddress
 from libdsec import NoSpaceLeft as NoSpaceLeft
 from libdsec import NotARegularFile as NotARegularFile
 from libdsec import NotFound as NotFound
+from libdsec import OutcomeUnknown as OutcomeUnknown
 from libdsec import PolicyDenied as PolicyDenied
 from libdsec import PortError as PortError
 from libdsec import PortRefused as PortRefused
 from libdsec import PortReset as PortReset
+from libdsec import Provenance as Provenance
 from libdsec import QuotaExceeded as QuotaExceeded
+from libdsec import Replay as Replay
 from libdsec import SandboxDied as SandboxDied
 from libdsec import StdinClosed as StdinClosed
+from libdsec import TrajectoryRecord as TrajectoryRecord
 from libdsec import TreeCopy as TreeCopy
 from libdsec import Unauthenticated as Unauthenticated
 from libdsec import Unavailable as Unavailable
@@ -459,6 +465,15 @@ class Sandbox:
     def attach(self, op_id: str, *, offset: int=0) -> Process:
         ...
 
+    def trajectory(self) -> Trajectory:
+        ...
+
+    def fast_forward(self, lane: str='main') -> FastForward:
+        ...
+
+    def replay(self, *, into: Sandbox) -> Replay:
+        ...
+
     def ready(self, *, timeout: Seconds=READY_S) -> Sandbox:
         ...
 
@@ -487,6 +502,100 @@ class Sandbox:
         ...
 
     def http(self, port: int, *, wait: Seconds | None=None, **options: Any) -> Client:
+        ...
+class FastForward:
+    uid: str
+    project: str
+    state: str
+    job: str | None
+    labels: dict[str, str]
+    files: Files
+    lane: str
+    step: int
+    replayed: int
+
+    def __enter__(self) -> FastForward:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
+        ...
+
+    def thread(self, name: str) -> FastForward:
+        ...
+
+    @property
+    def id(self) -> str:
+        ...
+
+    @property
+    def node(self) -> str | None:
+        ...
+
+    def run_shell(self, cmd: str, *, session: str='main', timeout: Seconds | None=None, user: str | None=None, check: bool=False, on_output: OnOutput | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, op_id: str | None=None) -> ExecResult:
+        ...
+
+    def session(self, name: str='main', *, cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None) -> Session:
+        ...
+
+    def exec(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: Stdin | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, check: bool=False, on_output: OnOutput | None=None, op_id: str | None=None) -> ExecResult:
+        ...
+
+    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, pty: tuple[int, int] | None=None, op_id: str | None=None) -> Process:
+        ...
+
+    def interact(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, timeout: Seconds | None=None, pty: tuple[int, int] | None=TERMINAL_SIZE, buffer_bytes: int=BUFFER_BYTES, op_id: str | None=None) -> Interaction:
+        ...
+
+    def attach(self, op_id: str, *, offset: int=0) -> Process:
+        ...
+
+    def trajectory(self) -> Trajectory:
+        ...
+
+    def fast_forward(self, lane: str='main') -> FastForward:
+        ...
+
+    def replay(self, *, into: Sandbox) -> Replay:
+        ...
+
+    def ready(self, *, timeout: Seconds=READY_S) -> Sandbox:
+        ...
+
+    def info(self) -> Info:
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        ...
+
+    def stop(self, *, grace_s: Seconds=0.0) -> None:
+        ...
+
+    def pause(self) -> None:
+        ...
+
+    def resume(self) -> None:
+        ...
+
+    def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
+        ...
+
+    def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
+        ...
+
+    def port(self, port: int, *, wait: Seconds | None=None, local: int=0, on_error: OnError | None=None) -> Port:
+        ...
+
+    def http(self, port: int, *, wait: Seconds | None=None, **options: Any) -> Client:
+        ...
+class Trajectory:
+
+    def __iter__(self) -> Trajectory:
+        ...
+
+    def __next__(self) -> TrajectoryRecord:
+        ...
+
+    def changed(self, path: str, *, user: str | None=None) -> Provenance:
         ...
 class DSecClient:
     images: Images

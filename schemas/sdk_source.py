@@ -24,6 +24,8 @@ WANTED = (
     "CHUNK_BYTES", "WINDOW_BYTES", "INLINE_BYTES", "KEEPALIVE_S", "ExecRequest", "ExecReply",
     "CONNECT_WINDOW_BYTES", "ConnectRequest", "ConnectReply",
     "FileRequest", "FileReply", "FileEntry", "FileEvent", "InfoRequest", "InfoReply",
+    "TRAJECTORY_PAGE", "TrajectoryRequest", "TrajectoryQuery", "TrajectoryPage",
+    "TrajectoryRecord",
     "Limits", "Amounts", "ProjectCreate", "ProjectDelete", "ProjectInfo", "KeyCreate",
     "KeyDelete", "KeyInfo", "GrantCreate", "GrantDelete", "QuotaCreate", "QuotaInfo",
     "IamQuery", "IamReply", "NodeCommand", "NodeInfo", "NodeList", "Resources",

@@ -89,6 +89,11 @@ def sec(source: str, verdict: str, node: str) -> str:
     return f"dsec.sec.v1.{source}.{verdict}.{node}"
 
 
+def trj(node: str) -> str:
+    """What was done in the sandboxes of a node: its trajectory records."""
+    return f"dsec.trj.v1.{node}"
+
+
 def audit(project: str, severity: str, rule: str) -> str:
     """A finding of audit."""
     return f"dsec.audit.v1.{project}.{severity}.{rule}"
@@ -151,6 +156,8 @@ STREAMS: tuple[Stream, ...] = (
     Stream("DSEC_EVT", ("dsec.evt.v1.>",), max_age_s=24 * 3_600, max_bytes=4 * GIB),
     Stream("DSEC_SEC", ("dsec.sec.v1.>",), max_age_s=72 * 3_600, max_bytes=4 * GIB),
     Stream("DSEC_AUDIT", ("dsec.audit.v1.>",), max_age_s=168 * 3_600, max_bytes=2 * GIB),
+    # of its own: commands with much output must not fill the stream of observations
+    Stream("DSEC_TRJ", ("dsec.trj.v1.*",), max_age_s=72 * 3_600, max_bytes=4 * GIB),
     Stream("DSEC_DLQ", ("dsec.dlq.v1.>",), max_age_s=168 * 3_600, max_bytes=1 * GIB),
 )
 
@@ -184,6 +191,10 @@ DURABLES: tuple[Durable, ...] = (
         ("dsec.evt.v1.*.access.*",),
         owner="audit",
         batch=512,
+        linger_s=AUDIT_LINGER_S,
+    ),
+    Durable(
+        "audit_trajectory", "DSEC_TRJ", ("dsec.trj.v1.*",), owner="audit", batch=32,
         linger_s=AUDIT_LINGER_S,
     ),
     Durable("audit_violations", "DSEC_SEC", ("dsec.sec.v1.>",), owner="audit", batch=512),
@@ -240,6 +251,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "cordon, uncordon, drain"),
     Subject("dsec.get.v1.*.sandbox.*", "core", "client", ("auth",), "SandboxQuery",
             "get, list"),
+    Subject("dsec.get.v1.*.sandbox.trajectory", "core", "client", ("auth",), "TrajectoryQuery",
+            "what was done in a sandbox"),
     Subject("dsec.get.v1.*.job.*", "core", "client", ("auth",), "JobQuery", "list"),
     Subject("dsec.get.v1.*.image.*", "core", "client", ("auth",), "ImageQuery", "get, list"),
     Subject("dsec.get.v1.*.audit.*", "core", "client", ("auth",), "AuditQuery", "list"),
@@ -251,6 +264,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "reach a port"),
     Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest",
             "live facts"),
+    Subject("dsec.exec.v1.*.*.*.trajectory.*", "core", "client", ("edge",), "TrajectoryRequest",
+            "what was done in it"),
     Subject("dsec.exec.v1.*.*.*.*.*", "core", "client", ("edge",), "FileRequest",
             "file verbs; io carries frames"),
     Subject("dsec.out.v1.*.*.*.*", "core", "edge", ("client",), "ExecReply",
@@ -281,6 +296,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "BurstPlan", "utilisation and plan"),
     Subject("dsec.sec.v1.*.*.*", "jetstream", "edge", ("audit",), "Violations",
             "denials in sandboxes"),
+    Subject("dsec.trj.v1.*", "jetstream", "edge", ("audit",), "TrajectoryRecords",
+            "operations and their results"),
     Subject("dsec.audit.v1.*.*.*", "jetstream", "audit", ("client",), "Finding",
             "findings for the security team"),
     Subject("dsec.rpc.v1.scheduler.join.*", "core", "edge", ("scheduler",), "JoinRequest",
@@ -299,6 +316,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "forwarded reads"),
     Subject("dsec.rpc.v1.audit.entries", "core", "auth", ("audit",), "AuditQuery",
             "forwarded reads"),
+    Subject("dsec.rpc.v1.audit.trajectory", "core", "auth", ("audit",), "TrajectoryQuery",
+            "forwarded reads"),
     Subject("dsec.hb.v1.*", "core", "edge", ("scheduler", "burst"), "Heartbeat",
             "every second"),
     Subject("dsec.dlq.v1.*", "jetstream", "any service", ("operator",), "DeadLetter",
@@ -313,6 +332,7 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
         "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
     ),
     "sandbox.get": ("info",),
+    "sandbox.trajectory": ("trajectory",),
 }  # fmt: skip
 """Which exec verbs a grant opens."""
 
@@ -327,8 +347,8 @@ REQ_GRANTS: frozenset[str] = frozenset(
 )  # fmt: skip
 GET_GRANTS: frozenset[str] = frozenset(
     {
-        "sandbox.get", "sandbox.list", "job.list", "project.list", "key.list", "grant.list",
-        "quota.get",
+        "sandbox.get", "sandbox.list", "sandbox.trajectory", "job.list", "project.list",
+        "key.list", "grant.list", "quota.get",
         "image.get", "image.list", "node.list", "audit.read",
     }
 )  # fmt: skip

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from libdsec.cli import admin, commands, doctor, files, images, jobs, ports, sandboxes
+from libdsec.cli import (
+    admin,
+    commands,
+    doctor,
+    files,
+    images,
+    jobs,
+    ports,
+    sandboxes,
+    trajectory,
+)
 from libdsec.cli.common import connection
 
 app = typer.Typer(
@@ -30,7 +40,7 @@ def options(
     connection.url, connection.api_key, connection.project = url, api_key, project
 
 
-for module in (commands, files, ports, sandboxes, doctor):
+for module in (commands, files, ports, sandboxes, trajectory, doctor):
     module.register(app)
 app.command("logs")(admin.logs)
 app.add_typer(jobs.app, name="job", help="Jobs: sandboxes that outlive their trainer.")

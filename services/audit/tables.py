@@ -7,6 +7,7 @@ from sqlalchemy import (
     Column,
     Float,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
     SmallInteger,
@@ -50,3 +51,34 @@ head = Table(
 )
 """One row. Whoever appends locks it: that orders the chain among instances, and
 tells ``verify`` how long the record must be."""
+
+trajectory = Table(
+    "trajectory",
+    metadata,
+    Column("node", String, primary_key=True),
+    Column("uid", String, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("project", String, nullable=False),
+    Column("op_id", String, nullable=False),
+    Column("verb", String, nullable=False),
+    Column("principal", String, nullable=False),
+    Column("at", Float(53), nullable=False),
+    Column("lane", String),
+    Column("step", BigInteger),
+    Column("cut", BigInteger, nullable=False),
+    Column("ended_at", Float(53)),
+    Column("hour", Integer, nullable=False),
+    Column("request", LargeBinary, nullable=False),
+    Column("reply", LargeBinary, nullable=False),
+    Index("trajectory_by_hour", "hour"),
+)
+"""What edges told of the operations in their sandboxes. ``hour``: of its arrival, since
+the epoch."""
+
+trajectory_hour = Table(
+    "trajectory_hour",
+    metadata,
+    Column("hour", Integer, primary_key=True, autoincrement=False),
+    Column("bytes", BigInteger, nullable=False),
+)
+"""How much arrived in each hour that is kept."""

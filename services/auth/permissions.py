@@ -22,6 +22,7 @@ from schemas.subjects import (
     exec_,
     get,
     req,
+    trj,
 )  # fmt: skip
 from services.auth.delegation import FLEET, expand
 from shared.errors import QuotaExceeded
@@ -88,6 +89,7 @@ def node(principal: str, name: str) -> Permissions:
             f"dsec.hb.v1.{name}",
             f"dsec.evt.v1.edge.*.{name}",
             f"dsec.sec.v1.*.*.{name}",
+            trj(name),
             f"dsec.out.v1.{name}.>",
             f"dsec.rpc.v1.scheduler.join.{name}",
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}",

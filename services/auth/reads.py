@@ -25,6 +25,7 @@ from schemas.image import ImageQuery
 from schemas.job import JobQuery
 from schemas.sandbox import SandboxQuery
 from schemas.subjects import ANONYMOUS, WHOAMI, parse_client, rpc
+from schemas.trajectory import TrajectoryQuery
 from services.auth import admission, iam_store, store
 from services.auth.access import AccessBuffer, targets
 from services.auth.asks import Ask, own_inbox, request_id
@@ -135,6 +136,11 @@ class Reads:
             scoped: Any = msgspec.structs.replace(query, project=ask.project)
             await self._path(ask)
             return await self._forward("scheduler", "sandboxes", scoped, targets(query.uids))
+        if ask.entity == "sandbox" and ask.verb == "trajectory":
+            trail = decode(body, TrajectoryQuery)
+            await self._path(ask)
+            scoped = msgspec.structs.replace(trail, project=ask.project)
+            return await self._forward("audit", "trajectory", scoped, trail.uid)
         if ask.entity == "job" and ask.verb == "list":
             jobs = decode(body, JobQuery)
             await self._path(ask)

@@ -27,6 +27,7 @@ from services.edge.drivers.base import BackendReport, Driver, Exited, Handle, Re
 from services.edge.ending import CANCEL_S, Ending, Fate, Interrupted
 from services.edge.journal import Journal
 from services.edge.layers.locate import Locator
+from services.edge.logged import Numbers
 from services.edge.observer import Observer
 from services.edge.pauses import PAUSE_S, Pauses, Waking
 from services.edge.records import Change, SandboxRow
@@ -97,7 +98,7 @@ class Sandbox:
         self._queue: asyncio.Queue[tuple[str, EdgeOpItem | None]] = asyncio.Queue(MAX_QUEUED)
         self._found = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._seq = 0
+        self.numbers = Numbers(row.seq)
         self._failure: DsecError | None = None
         self._telling: asyncio.Task[None] | None = None
 
@@ -177,11 +178,6 @@ class Sandbox:
         if self.handle is None:
             raise Unavailable("the sandbox is starting", retry_after_s=0.2)
         return self.handle
-
-    def next_seq(self) -> int:
-        """The number of the next command in this epoch."""
-        self._seq += 1
-        return self._seq
 
     def observation(self, observed: Observed | None = None, **more: Any) -> Observation:
         """What is true now, at the present generation."""

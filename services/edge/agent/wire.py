@@ -117,6 +117,7 @@ class Tag(IntEnum):
     TAKEN = 92
     BASE_OUT = 93
     BASE_ERR = 94
+    CTIME_NS = 95
     FILTER = 100
     FILTER_ASK = 101
     OPEN_FILES = 102

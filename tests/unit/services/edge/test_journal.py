@@ -15,6 +15,7 @@ import pytest
 
 from schemas.sandbox import EdgeOpItem, Observation, ResolvedSpec, SandboxSpec, StartItem
 from services.edge import records
+from services.edge.claims import Claim
 from services.edge.drivers.base import Handle
 from services.edge.journal import Journal
 from services.edge.records import Accepted, SandboxRow
@@ -100,14 +101,15 @@ async def test_jobs_are_done_in_the_order_they_came(tmp_path: Path) -> None:
 async def test_the_first_intent_of_an_operation_stays(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j.db")
     journal.start()
-    assert await journal.run(lambda db: records.begin_exec(db, UID, "op", b"h1", 1.0)) is None
-    known = await journal.run(lambda db: records.begin_exec(db, UID, "op", b"h2", 2.0))
+    first, other = Claim(UID, "op", b"h1", 1.0), Claim(UID, "op", b"h2", 4.0)
+    assert await journal.run(lambda db: records.begin_exec(db, first)) is None
+    known = await journal.run(lambda db: records.begin_exec(db, Claim(UID, "op", b"h2", 2.0)))
     assert known == records.ExecRow(b"h1", None)
-    await journal.write(records.exec_ended(UID, "op", b"reply"))
-    known = await journal.run(lambda db: records.begin_exec(db, UID, "op", b"h1", 3.0))
+    await journal.write(records.exec_ended(UID, "op", b"reply", 2.0))
+    known = await journal.run(lambda db: records.begin_exec(db, Claim(UID, "op", b"h1", 3.0)))
     assert known == records.ExecRow(b"h1", b"reply")
-    await journal.write(records.exec_dropped(UID, "op"))
-    assert await journal.run(lambda db: records.begin_exec(db, UID, "op", b"h2", 4.0)) is None
+    await journal.write(records.exec_dropped(UID, "op", b"refused", 3.0))
+    assert await journal.run(lambda db: records.begin_exec(db, other)) is None
     await journal.close()
 
 
@@ -121,7 +123,7 @@ async def test_old_and_surplus_rows_are_pruned(
     await journal.write(
         records.bury(observation(1, at=now - records.TOMBSTONE_S - 1)),
         records.bury(observation(2, at=now - 1)),
-        *(records.exec_begun(UID, str(n), b"", now - n) for n in range(30)),
+        *(records.exec_begun(Claim(UID, str(n), b"", now - n)) for n in range(30)),
         *records.prune(now),
     )
     tombs = await journal.run(lambda db: records.find_tombstones(db, [uid(1), uid(2)]))
@@ -134,6 +136,7 @@ async def test_old_and_surplus_rows_are_pruned(
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
+from services.edge.claims import Claim
 from services.edge.journal import Journal
 from tests.unit.services.edge.test_journal import row
 from services.edge import records
