@@ -53,7 +53,7 @@ where the command takes input, else ``k``; then the output that is retained.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -295,8 +295,27 @@ class InfoReply(Versioned, frozen=True):
     error: WireError | None = None
 
 
+class PolicyRequest(Versioned, frozen=True):
+    """verb ``policy``: other rules for a running (or paused) sandbox. What is ``None``
+    stays: ``network_rules`` and ``policy`` replace those of the spec, ``stage`` (of the
+    document; empty: none) is put into force. All of it or nothing."""
+
+    op_id: OpId
+    network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] | None = None
+    policy: dict[str, Any] | None = None
+    stage: Annotated[str, Meta(max_length=63)] | None = None
+
+
+class PolicyReply(Versioned, frozen=True):
+    """It is in force; ``enforcement`` says by what."""
+
+    op_id: OpId
+    enforcement: dict[str, str] = {}
+    error: WireError | None = None
+
+
 ExecVerb = Literal[
     "exec", "io", "info", "connect", "file_read", "file_write", "file_stat", "file_list",
     "file_mkdir", "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
-    "trajectory",
+    "trajectory", "policy",
 ]  # fmt: skip

@@ -22,8 +22,10 @@ from schemas.exec import (
     FileRequest,
     InfoReply,
     InfoRequest,
+    PolicyReply,
+    PolicyRequest,
 )
-from services.edge import fileverbs
+from services.edge import fileverbs, repolicing
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
     ExecOutcome,
@@ -42,7 +44,7 @@ BACKSTOP_S = 10.0
 USAGE_S = 2.0
 LIVE = ("running", "pausing", "paused", "resuming")
 
-Reply = ExecReply | FileReply | InfoReply | ConnectReply | Page
+Reply = ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,9 @@ VERBS: dict[str, Verb] = {
         ExecRequest, ExecReply, run_exec, _always, _always, check_exec, resume=resume_exec
     ),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
+    "policy": Verb(
+        PolicyRequest, PolicyReply, repolicing.run_policy, check=repolicing.check, wakes=False
+    ),
     "connect": Verb(ConnectRequest, ConnectReply, run_connect, repeats=False, operation=Connection),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read, logs=_placed),
     "file_write": Verb(

@@ -84,7 +84,7 @@ def parse(text: str, allow: bool, *, field: str) -> list[NetworkRule]:
         return [NetworkRule(text, allow, "service", target, None, ports or WEB_PORTS, protocol)]
     found = _block(target)
     if found is not None:
-        if allow and any(found.version == b.version and found.subnet_of(b) for b in NEVER):
+        if allow and any(_within(found, block) for block in NEVER):
             raise InvalidRequest(f"{target} is reached by no rule", field=field)
         return [NetworkRule(text, allow, "block", "", found, ports or (ALL_PORTS,), protocol)]
     return [
@@ -93,10 +93,18 @@ def parse(text: str, allow: bool, *, field: str) -> list[NetworkRule]:
     ]  # fmt: skip
 
 
+def _within(inner: Block, outer: Block) -> bool:
+    return (
+        inner.version == outer.version
+        and inner.prefixlen >= outer.prefixlen
+        and inner.network_address in outer
+    )
+
+
 def _protocol(text: str) -> tuple[str, Protocol]:
     for protocol in ("tcp", "udp"):
         if text.startswith(f"{protocol}:"):
-            return text[4:], protocol  # type: ignore[return-value]
+            return text[4:], protocol
     return text, "any"
 
 

@@ -63,13 +63,17 @@ class Field:
         return self.of(handle, source)
 
 
+def compile_attempt(tree: Path) -> None:
+    source = Path(__file__).with_name("attempt.c")
+    subprocess.run(["cc", "-O1", "-Wall", "-static", "-o", tree / "attempt", source], check=True)
+
+
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def field(tmp_path_factory: object) -> AsyncIterator[Field]:
     folder: Path = tmp_path_factory.mktemp("redteam")  # type: ignore[attr-defined]
     tree = folder / "tools"
     tree.mkdir()
-    source = Path(__file__).with_name("attempt.c")
-    subprocess.run(["cc", "-O1", "-Wall", "-static", "-o", tree / "attempt", source], check=True)
+    compile_attempt(tree)
     for name in ("opt/tests", "opt/answers"):
         (tree / name).mkdir(parents=True)
     (tree / "opt/tests/test_it.py").write_text("the test\n")

@@ -144,8 +144,12 @@ async def made_world() -> AsyncIterator[World]:
             stack.callback(transport.close)
             yield world
     finally:
-        for one in (up, out):
-            subprocess.run(["ip", "netns", "del", one], check=False, capture_output=True)
+        _unwire(up, out)
+
+
+def _unwire(*names: str) -> None:
+    for one in names:
+        subprocess.run(["ip", "netns", "del", one], check=False, capture_output=True)
 
 
 def _wire(up: str, out: str) -> None:

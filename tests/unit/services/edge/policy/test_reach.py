@@ -140,7 +140,7 @@ def test_an_opened_address_keeps_what_denies_a_port() -> None:
     found = of({"a.example:*": True, "203.0.113.1:22": False})
     entry = found.opened(ipaddress.ip_address("203.0.113.1"), found.ports("a.example"))
     assert isinstance(entry, Entry)
-    first = [r for r in entry.ports if r.low <= 22 <= r.high][0]
+    first = next(r for r in entry.ports if r.low <= 22 <= r.high)
     assert not first.allow and entry.ports[1].allow
 
 

@@ -8,7 +8,15 @@ import pytest
 
 from services.edge.policy import seccomp
 from services.edge.policy.seccomp import (
-    ARCHES, CLONE_NEWUSER, ENOSYS, EPERM, FS_IOCTLS, NUMBERS, RET_ALLOW, RET_ERRNO, RET_NOTIFY,
+    ARCHES,
+    CLONE_NEWUSER,
+    ENOSYS,
+    EPERM,
+    FS_IOCTLS,
+    NUMBERS,
+    RET_ALLOW,
+    RET_ERRNO,
+    RET_NOTIFY,
 )  # fmt: skip
 from shared import policies
 from shared.policies.model import DENIABLE
