@@ -44,7 +44,7 @@ def echoed(data: bytes) -> bytes:
 async def test_without_rules_nothing_leaves_not_even_a_name(
     field: Field, sandboxes: list[Handle]
 ) -> None:
-    """(N01, N04)"""
+    """(N01, N04, N10)"""
     handle = await field.start()
     sandboxes.append(handle)
     field.world.asked.clear()
@@ -54,7 +54,7 @@ async def test_without_rules_nothing_leaves_not_even_a_name(
     assert await field.attempt(handle, "tcp", "2001:db8::10", "443") != "ok"
     assert await field.sh(handle, "nslookup data.evil.test >/dev/null 2>&1 || echo none") == "none"
     assert field.world.asked == [] and field.world.reached == []
-    assert await field.sh(handle, "echo the agent answers") == "the agent answers"  # (N10)
+    assert await field.sh(handle, "echo the agent answers") == "the agent answers"
 
 
 async def test_an_allowed_address_is_reached_and_others_by_no_call(
