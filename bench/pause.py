@@ -50,6 +50,7 @@ async def run(*, quick: bool) -> dict[str, Any]:
             figures |= await _memory(client, QUICK_RESUMES if quick else RESUMES)
             figures |= await _job(client, QUICK_JOB if quick else JOB)
             figures |= await trajectory.forwarding(client, quick=quick)
+            figures |= await trajectory.provenance(client, quick=quick)
             figures |= await trajectory.overhead(client, system, quick=quick)
     return figures
 

@@ -23,6 +23,7 @@ WINDOW_S = 4.0
 """For as many commands, and for what they cause to arrive."""
 THREADS = 16
 STEPS, QUICK_STEPS = 4_000, 1_600
+FILES, QUICK_FILES = 100, 30
 ARGS = DSecContainerRunArgs(
     container_image=BASE, memory_limit_mb=256, cpu_cores_limit=1, init_user="root"
 )
@@ -92,3 +93,19 @@ async def forwarding(client: Any, *, quick: bool) -> dict[str, Any]:
         "fast_forward_steps": steps, "recorded_per_s": round(steps / recorded_s),
         "fast_forward_per_s": round(steps / forward_s),
     }  # fmt: skip
+
+
+async def provenance(client: Any, *, quick: bool) -> dict[str, Any]:
+    """Of commands that run one right after the other and change a file each: share for which
+    the command is found alone, mean number that come into question, and how often the right
+    one is not among them."""
+    count = QUICK_FILES if quick else FILES
+    async with await client.run_container(ARGS) as sandbox:
+        made = [await sandbox.exec(f"echo {n} > /tmp/{n}") for n in range(count)]
+        log = sandbox.trajectory()
+        found = [[c.seq for c in (await log.changed(f"/tmp/{n}")).candidates] for n in range(count)]
+    return {
+        "provenance_certain": round(sum(len(f) == 1 for f in found) / count, 3),
+        "provenance_candidates": round(sum(map(len, found)) / count, 2),
+        "provenance_missed": sum(m.seq not in f for m, f in zip(made, found, strict=True)),
+    }

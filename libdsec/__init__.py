@@ -67,6 +67,7 @@ from libdsec.replay import Difference, Replay
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info, TreeCopy
 from libdsec.sandbox import Sandbox
 from libdsec.sessions import Session
+from libdsec.snapshots import Layer, Snapshot
 from libdsec.trajectory import Provenance, Trajectory, TrajectoryRecord
 
 __all__ = [
@@ -108,6 +109,7 @@ __all__ = [
     "InternalError",
     "InvalidRequest",
     "Job",
+    "Layer",
     "LocalAddress",
     "NoSpaceLeft",
     "NotARegularFile",
@@ -126,6 +128,7 @@ __all__ = [
     "Sandbox",
     "SandboxDied",
     "Session",
+    "Snapshot",
     "StdinClosed",
     "Trajectory",
     "TrajectoryRecord",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libdsec import jobs, managers
+from libdsec import audit, jobs, managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
 from libdsec.forward import FastForward
@@ -20,7 +20,7 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Grants": (managers.Grants, ()),
     "Quotas": (managers.Quotas, ()),
     "Nodes": (managers.Nodes, ()),
-    "Audit": (managers.Audit, ()),
+    "Audit": (audit.Audit, ()),
     "Jobs": (jobs.Jobs, ()),
     "Job": (jobs.Job, ("id", "lease_s", "on_lost", "sandboxes", "epoch", "lost")),
     "Files": (Files, ()),

@@ -126,6 +126,7 @@ def _imports(used: set[str]) -> list[str]:
                 lines |= {f"from {node.module} import {n}" for n in wanted}
     defined = {
         "LocalPath": "files", "OnProgress": "managers", "OnError": "ports",
+        "Chain": "audit", "Explanation": "audit",
         "Pattern": "interaction",
     }  # fmt: skip
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}
@@ -148,8 +149,8 @@ def source() -> str:
 def _constants(used: set[str]) -> list[str]:
     """Defaults that signatures name."""
     found = []
-    for source, _ in FACES.values():
-        module = inspect.getmodule(source)
+    bases = {base for source, _ in FACES.values() for base in _own(source)}
+    for module in {inspect.getmodule(base) for base in bases}:
         values = vars(module).items()
         found += [f"{n}: {_typed(v)}" for n, v in values if n.isupper() and n in used]
     return sorted(set(found))

@@ -138,9 +138,10 @@ class FastForward(Sandbox):
             self._core.operations, (self.project, self._node or "", self.uid), verb=verb,
             request=request, reply_type=type(reply), verdict=self._verdict,
         )  # fmt: skip
-        if verb in FRAMED and isinstance(reply, FileReply) and reply.data is not None:
-            operation.output.append(("o", reply.data))
-            reply = msgspec.structs.replace(reply, data=None)
+        for kind, name in _framed(verb, request).items():
+            if data := getattr(reply, name):
+                operation.output.append((kind, data))
+                reply = msgspec.structs.replace(reply, **{name: type(data)()})
         operation.finish(reply)
         return operation
 
@@ -188,24 +189,34 @@ class _Files(Files):
         return await Files(_Whole(self._forward)).download_tree(remote, Path(local), **options)
 
 
+def _framed(verb: str, request: Any) -> dict[str, str]:
+    """Parts of a reply that came in frames, by kind of frame."""
+    if verb == "exec" and request.stream and not request.late:
+        return {"o": "stdout", "e": "stderr"}
+    return {"o": "data"} if verb in FRAMED else {}
+
+
 def _compare(entry: Entry, verb: str, request: Any) -> None:
     """Raises ``Divergence`` where another operation is recorded."""
     record = entry.record
     assert record is not None
-    if record.verb == verb and _is_same(record, request):
+    fields = msgspec.to_builtins(request)
+    differ = ["verb"] if record.verb != verb else _differences(record, request, fields)
+    if not differ:
         return
-    recorded = shown(record.verb, record.request)
-    asked = shown(verb, msgspec.to_builtins(request))
+    recorded, asked = shown(record.verb, record.request), shown(verb, fields)
     raise Divergence(
-        f"{record.lane} step {record.step} was recorded as {recorded}, asked for is {asked}",
+        f"{record.lane} step {record.step} was recorded as {recorded!r}, asked for is {asked!r}: "
+        f"they differ in {', '.join(differ)}",
         lane=record.lane or "", step=record.step or 0, recorded=recorded, asked=asked,
     )  # fmt: skip
 
 
-def _is_same(record: TrajectoryRecord, request: Any) -> bool:
+def _differences(record: TrajectoryRecord, request: Any, fields: dict[str, Any]) -> list[str]:
     if record.request is None:  # too large to be kept: its size is
-        return len(encode(request)) == record.cut
-    return _essence(record.request) == _essence(msgspec.to_builtins(request))
+        return [] if len(encode(request)) == record.cut else ["size"]
+    before, now = _essence(record.request), _essence(fields)
+    return sorted(name for name in before | now if before.get(name) != now.get(name))
 
 
 def _essence(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Managers: images, projects, keys, grants, quotas, nodes, audit.
+"""Managers: images, projects, keys, grants, quotas, nodes.
 
 Owns: calls of one shape (``create get list delete``). Does not own: what they mean;
 the services do.
@@ -6,20 +6,14 @@ the services do.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from nats.aio.msg import Msg
 
 from libdsec import _ids
 from libdsec._core import Core
 from libdsec._wire import (
-    AuditEntry,
-    AuditPage,
-    AuditQuery,
-    Finding,
     GrantCreate,
     GrantDelete,
     IamQuery,
@@ -42,22 +36,19 @@ from libdsec._wire import (
     ProjectInfo,
     QuotaCreate,
     QuotaInfo,
-    decode,
 )
 from libdsec.args import Seconds, seconds
-from libdsec.errors import InternalError, InvalidRequest, NotFound, Unavailable
+from libdsec.errors import InternalError, InvalidRequest, NotFound
 
 IMPORT_S = 600.0
 """Longest silence of a running import (its progress starts the time anew)."""
 IMPORT_RESEND_S = 60.0
-FINDINGS_MAX = 10_000
-"""Findings that may wait for a slow reader."""
 
 OnProgress = Callable[[float, str], None]
 """Called with a share 0…1 and the name of the stage."""
 
 
-class _Manager:
+class Manager:
     """Requests and reads of one entity."""
 
     _entity = ""
@@ -85,7 +76,7 @@ class _Manager:
         return await self._core.calls.read(subject, message, type_)
 
 
-def _make(type_: Any, **facts: Any) -> Any:
+def make(type_: Any, **facts: Any) -> Any:
     """A message from arguments. Raises ``InvalidRequest`` naming the argument."""
     given = {k: v for k, v in facts.items() if v is not None}
     try:
@@ -102,7 +93,7 @@ def _present(value: Any, what: str) -> Any:
     return value
 
 
-class Images(_Manager):
+class Images(Manager):
     """``client.images``. A name is ``name[:tag]``."""
 
     _entity = "image"
@@ -123,7 +114,7 @@ class Images(_Manager):
         where a workspace or toolkit lands."""
         if (path is None) == (docker is None):
             raise InvalidRequest("name one of path and docker", field="path")
-        request = _make(
+        request = make(
             ImageCreate,
             request_id=_ids.new(),
             name=name,
@@ -151,7 +142,7 @@ class Images(_Manager):
 
     async def get(self, name: str) -> ImageInfo:
         """One image. Raises ``NotFound``."""
-        reply = await self._read("get", _make(ImageQuery, name=name), ImageReply)
+        reply = await self._read("get", make(ImageQuery, name=name), ImageReply)
         image = reply.image or next(iter(reply.images or []), None)
         if image is None:
             raise NotFound(f"there is no image {name!r}", field="name")
@@ -159,16 +150,16 @@ class Images(_Manager):
 
     async def list(self, *, kind: str | None = None) -> Sequence[ImageInfo]:
         """Images of the project and those above it."""
-        reply = await self._read("list", _make(ImageQuery, kind=kind), ImageReply)
+        reply = await self._read("list", make(ImageQuery, kind=kind), ImageReply)
         return reply.images or []
 
     async def delete(self, name: str) -> None:
         """Removes the name; layers go when nothing uses them."""
-        request = _make(ImageDelete, request_id=_ids.new(), name=name)
+        request = make(ImageDelete, request_id=_ids.new(), name=name)
         await self._change("delete", request, type_=ImageReply)
 
 
-class Projects(_Manager):
+class Projects(Manager):
     """``client.projects``. A child project is bounded by all above it."""
 
     _entity = "project"
@@ -177,7 +168,7 @@ class Projects(_Manager):
         self, name: str, *, parent: str | None = None, id: str | None = None
     ) -> ProjectInfo:
         """Makes a child of ``parent`` (default: the client's project)."""
-        request = _make(ProjectCreate, request_id=_ids.new(), name=name, id=id)
+        request = make(ProjectCreate, request_id=_ids.new(), name=name, id=id)
         reply = await self._change("create", request, project=parent)
         return _present(reply.project, "project")  # type: ignore[no-any-return]
 
@@ -194,10 +185,10 @@ class Projects(_Manager):
 
     async def delete(self, id: str) -> None:
         """Removes an empty project."""
-        await self._change("delete", _make(ProjectDelete, request_id=_ids.new(), id=id))
+        await self._change("delete", make(ProjectDelete, request_id=_ids.new(), id=id))
 
 
-class Keys(_Manager):
+class Keys(Manager):
     """``client.keys``. A key is a principal of its own."""
 
     _entity = "key"
@@ -214,7 +205,7 @@ class Keys(_Manager):
     ) -> KeyInfo:
         """Makes a key with ``grants`` (``entity.verb``) in ``project``; ``.secret`` is
         shown this once."""
-        request = _make(
+        request = make(
             KeyCreate,
             request_id=_ids.new(),
             name=name,
@@ -228,16 +219,16 @@ class Keys(_Manager):
 
     async def list(self, *, project: str | None = None) -> Sequence[KeyInfo]:
         """The keys of a project, without their secrets."""
-        reply = await self._read("list", _make(IamQuery, project=project), project=project)
+        reply = await self._read("list", make(IamQuery, project=project), project=project)
         return reply.keys or []
 
     async def delete(self, id: str, *, project: str | None = None) -> None:
         """Revokes a key; its connections end."""
-        request = _make(KeyDelete, request_id=_ids.new(), id=id)
+        request = make(KeyDelete, request_id=_ids.new(), id=id)
         await self._change("delete", request, project=project)
 
 
-class Grants(_Manager):
+class Grants(Manager):
     """``client.grants``: what principals may do, in a project and all below it."""
 
     _entity = "grant"
@@ -246,29 +237,25 @@ class Grants(_Manager):
         self, principal: str, grants: Sequence[str], *, project: str | None = None
     ) -> None:
         """Gives grants; only those one holds."""
-        request = _make(
-            GrantCreate, request_id=_ids.new(), principal=principal, grants=list(grants)
-        )
+        request = make(GrantCreate, request_id=_ids.new(), principal=principal, grants=list(grants))
         await self._change("create", request, project=project)
 
     async def list(
         self, *, principal: str | None = None, project: str | None = None
     ) -> Sequence[str]:
         """The grants of a principal (default: one's own)."""
-        query = _make(IamQuery, principal=principal, project=project)
+        query = make(IamQuery, principal=principal, project=project)
         return (await self._read("list", query, project=project)).grants or []
 
     async def delete(
         self, principal: str, grants: Sequence[str], *, project: str | None = None
     ) -> None:
         """Takes grants back."""
-        request = _make(
-            GrantDelete, request_id=_ids.new(), principal=principal, grants=list(grants)
-        )
+        request = make(GrantDelete, request_id=_ids.new(), principal=principal, grants=list(grants))
         await self._change("delete", request, project=project)
 
 
-class Quotas(_Manager):
+class Quotas(Manager):
     """``client.quotas``. A quota bounds a project and all below it together."""
 
     _entity = "quota"
@@ -283,7 +270,7 @@ class Quotas(_Manager):
         creations_per_s: float | None = None,
     ) -> QuotaInfo | None:
         """Sets the limits of ``project``; ``None``: no limit of its own."""
-        limits = _make(
+        limits = make(
             Limits,
             sandboxes=sandboxes,
             cores=cores,
@@ -299,7 +286,7 @@ class Quotas(_Manager):
         return _present(reply.quota, "quota")  # type: ignore[no-any-return]
 
 
-class Nodes(_Manager):
+class Nodes(Manager):
     """``client.nodes``: the fleet as its probes found it."""
 
     _entity = "node"
@@ -328,57 +315,5 @@ class Nodes(_Manager):
         await self._command("drain", id)
 
     async def _command(self, verb: str, id: str) -> None:
-        request = _make(NodeCommand, request_id=_ids.new(), node=id, verb=verb)
+        request = make(NodeCommand, request_id=_ids.new(), node=id, verb=verb)
         await self._change(verb, request, type_=Ok)
-
-
-class Audit(_Manager):
-    """``client.audit``: the record of every verb, and findings as they are made."""
-
-    _entity = "audit"
-
-    async def list(
-        self,
-        *,
-        project: str | None = None,
-        principal: str | None = None,
-        verb: str | None = None,
-        target: str | None = None,
-        request_id: str | None = None,
-        since: float | None = None,
-        limit: int | None = 200,
-    ) -> AsyncIterator[AuditEntry]:
-        """Entries, newest first, at most ``limit`` (``None``: all). ``since``: seconds
-        since the epoch."""
-        facts = {"principal": principal, "verb": verb, "target": target}
-        facts |= {"request_id": request_id, "project": project}
-        before: int | None = None
-        left = limit
-        while left is None or left > 0:
-            size = 200 if left is None else min(left, 200)
-            query = _make(AuditQuery, since=since, before=before, limit=size, **facts)
-            page = await self._read("list", query, AuditPage, project=project)
-            for entry in page.entries:
-                yield entry
-            before = page.next
-            if before is None or not page.entries:
-                return
-            left = None if left is None else left - len(page.entries)
-
-    async def findings(self, *, project: str | None = None) -> AsyncIterator[Finding]:
-        """Findings as audit publishes them, from now on."""
-        queue: asyncio.Queue[Finding] = asyncio.Queue(FINDINGS_MAX)
-
-        async def put(message: Msg) -> None:
-            if not queue.full():
-                queue.put_nowait(decode(message.data, Finding))
-
-        subject = f"dsec.audit.v1.{self._project(project)}.>"
-        end = await self._core.link.listen(subject, put)
-        try:
-            while True:
-                yield await queue.get()
-                if queue.full():
-                    raise Unavailable(f"{FINDINGS_MAX} findings wait: the reader is too slow")
-        finally:
-            await end()

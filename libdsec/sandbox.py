@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from libdsec import _ids
 from libdsec._command import attach_request, command_request, shown
 from libdsec._core import TERMINAL, Core, death
-from libdsec._held import Held
 from libdsec._wire import (
     INLINE_BYTES,
     InfoReply,
@@ -40,6 +39,7 @@ from libdsec.process import OnOutput, Process, Stdin, checked
 from libdsec.replay import Replay, replay
 from libdsec.results import ExecResult, Info, info_of
 from libdsec.sessions import OUTPUT_LIMIT_BYTES, Session
+from libdsec.snapshots import HasSnapshots
 from libdsec.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ TERMINAL_SIZE = (24, 80)
 """Rows and columns of a terminal that nobody looks at."""
 
 
-class Sandbox(Held, HasPorts):
+class Sandbox(HasSnapshots, HasPorts):
     """A sandbox. ``state`` is the last one seen; :meth:`info` asks. Any call on a
     paused sandbox resumes it. ``async with`` stops it at the end."""
 

@@ -9,7 +9,9 @@ from httpx import Client
 from libdsec._local import OnBytes
 from libdsec._trees import OutsideLinks
 from libdsec._wire import AuditEntry
+from libdsec._wire import DryRunReply
 from libdsec._wire import Finding
+from libdsec._wire import GradingObservation
 from libdsec._wire import IamReply
 from libdsec._wire import ImageInfo
 from libdsec._wire import JobInfo
@@ -17,7 +19,11 @@ from libdsec._wire import KeyInfo
 from libdsec._wire import NodeInfo
 from libdsec._wire import ProjectInfo
 from libdsec._wire import QuotaInfo
+from libdsec._wire import RuleInfo
+from libdsec._wire import SuggestReply
 from libdsec.args import Seconds
+from libdsec.audit import Chain
+from libdsec.audit import Explanation
 from libdsec.files import LocalPath
 from libdsec.interaction import Pattern
 from libdsec.managers import OnProgress
@@ -59,6 +65,7 @@ from libdsec import Found as Found
 from libdsec import Info as Info
 from libdsec import InternalError as InternalError
 from libdsec import InvalidRequest as InvalidRequest
+from libdsec import Layer as Layer
 from libdsec import LocalAddress as LocalAddress
 from libdsec import NoSpaceLeft as NoSpaceLeft
 from libdsec import NotARegularFile as NotARegularFile
@@ -72,6 +79,7 @@ from libdsec import Provenance as Provenance
 from libdsec import QuotaExceeded as QuotaExceeded
 from libdsec import Replay as Replay
 from libdsec import SandboxDied as SandboxDied
+from libdsec import Snapshot as Snapshot
 from libdsec import StdinClosed as StdinClosed
 from libdsec import TrajectoryRecord as TrajectoryRecord
 from libdsec import TreeCopy as TreeCopy
@@ -88,6 +96,7 @@ OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
 READY_S: float
 READ_BYTES: int
+SNAPSHOT_S: float
 TERMINAL_SIZE: tuple[int, int]
 WATCH_S: float
 
@@ -162,10 +171,28 @@ class Nodes:
         ...
 class Audit:
 
-    def list(self, *, project: str | None=None, principal: str | None=None, verb: str | None=None, target: str | None=None, request_id: str | None=None, since: float | None=None, limit: int | None=200) -> Iterator[AuditEntry]:
+    def list(self, *, project: str | None=None, kind: str | None=None, principal: str | None=None, verb: str | None=None, target: str | None=None, outcome: str | None=None, request_id: str | None=None, since: float | None=None, until: float | None=None, limit: int | None=200) -> Iterator[AuditEntry]:
         ...
 
-    def findings(self, *, project: str | None=None) -> Iterator[Finding]:
+    def findings(self, *, project: str | None=None, since: float | None=None) -> Iterator[Finding]:
+        ...
+
+    def rules(self, rule: str | None=None) -> Sequence[RuleInfo]:
+        ...
+
+    def dry_run(self, rules: str, *, project: str | None=None, since: float | None=None, until: float | None=None, limit: int=20000) -> DryRunReply:
+        ...
+
+    def suggest(self, *, project: str | None=None, uid: str | None=None, job: str | None=None, task: str | None=None, since: float | None=None) -> SuggestReply:
+        ...
+
+    def explain(self, id: str) -> Explanation:
+        ...
+
+    def verify(self) -> Chain:
+        ...
+
+    def report(self, uid: str, observations: Sequence[GradingObservation], *, project: str | None=None) -> None:
         ...
 class Jobs:
 
@@ -504,6 +531,15 @@ class Sandbox:
     def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
         ...
 
+    def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
+        ...
+
+    def snapshot(self, memory: bool=False, *, timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Snapshot:
+        ...
+
+    def fork(self, n: int, *, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
+        ...
+
     def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
         ...
 
@@ -597,6 +633,15 @@ class FastForward:
     def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
         ...
 
+    def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
+        ...
+
+    def snapshot(self, memory: bool=False, *, timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Snapshot:
+        ...
+
+    def fork(self, n: int, *, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
+        ...
+
     def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
         ...
 
@@ -664,6 +709,14 @@ class DSecClient:
         ...
 
     def create_many(self, args: DSecRunArgs | Sequence[DSecRunArgs], *, n: int | None=None, timeout: Seconds=CREATE_S, wait: bool=True, request_id: str | None=None) -> list[Sandbox | DSecError]:
+        ...
+
+    @overload
+    def restore(self, snapshot: Snapshot | Layer | str, n: None=None, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> Sandbox:
+        ...
+
+    @overload
+    def restore(self, snapshot: Snapshot | Layer | str, n: int, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
         ...
 
     def job(self, id: str, *, lease_s: Seconds=LEASE_S, on_lost: str='pause') -> Job:

@@ -58,6 +58,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from schemas.base import Message, Uid, Versioned, WireError
+from schemas.image import Removed
 
 HEADER_OFFSET = "Dsec-Offset"
 """On ``o`` and ``e`` frames: the count of output bytes before this frame. What the client
@@ -314,8 +315,37 @@ class PolicyReply(Versioned, frozen=True):
     error: WireError | None = None
 
 
+class UploadTarget(Message, frozen=True):
+    """Where a node puts the files of a layer: into an empty ``folder`` that it shares with
+    imagesvc, or by PUT to one of ``urls`` each (by file name)."""
+
+    folder: str | None = None
+    urls: dict[str, str] = {}
+
+
+class PackRequest(Versioned, frozen=True):
+    """verb ``pack``, of imagesvc only: what the sandbox changed becomes a layer at
+    ``target``. ``scrub`` and ``remove`` as of ``SnapshotCreate``."""
+
+    op_id: OpId
+    target: UploadTarget
+    scrub: bool = False
+    remove: list[str] = []
+
+
+class PackReply(Versioned, frozen=True):
+    """The final frame of ``pack``. ``manifest``: the layer's, as stores keep it."""
+
+    op_id: OpId
+    manifest: dict[str, Any] = {}
+    frozen_s: float = 0.0
+    removed: list[Removed] = []
+    removed_count: int = 0
+    error: WireError | None = None
+
+
 ExecVerb = Literal[
-    "exec", "io", "info", "connect", "file_read", "file_write", "file_stat", "file_list",
+    "exec", "io", "info", "connect", "pack", "file_read", "file_write", "file_stat", "file_list",
     "file_mkdir", "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
     "trajectory", "policy",
 ]  # fmt: skip

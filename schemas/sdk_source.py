@@ -31,7 +31,11 @@ WANTED = (
     "KeyDelete", "KeyInfo", "GrantCreate", "GrantDelete", "QuotaCreate", "QuotaInfo",
     "IamQuery", "IamReply", "NodeCommand", "NodeInfo", "NodeList", "Resources",
     "BackendStatus", "FeatureReport", "ImageCreate", "ImageDelete", "ImageInfo", "ImageReply",
-    "ImageQuery", "AuditQuery", "AuditPage", "AuditEntry", "Finding",
+    "ImageQuery", "SnapshotCreate", "LayerProvenance", "Removed",
+    "AuditQuery", "AuditPage", "AuditEntry", "Finding",
+    "RuleInfo", "RulesQuery", "RulesReply", "DryRunQuery", "DryRunReply", "VerifyQuery",
+    "VerifyReply", "SuggestQuery", "Suggestion", "SuggestReply", "GradingObservation",
+    "SandboxReport",
     "req", "get", "exec_", "out", "inbox_prefix", "evt_sandbox", "audit",
 )  # fmt: skip
 

@@ -184,6 +184,10 @@ DURABLES: tuple[Durable, ...] = (
     Durable(
         "imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.create.>",), owner="imagesvc", batch=1
     ),
+    Durable(
+        "imagesvc_snapshots", "DSEC_CMD", ("dsec.cmd.v1.image.snapshot.>",), owner="imagesvc",
+        batch=1,
+    ),
     Durable("imagesvc_quick", "DSEC_CMD", ("dsec.cmd.v1.image.delete.>",), owner="imagesvc"),
     Durable(
         "audit_access",
@@ -193,6 +197,7 @@ DURABLES: tuple[Durable, ...] = (
         batch=512,
         linger_s=AUDIT_LINGER_S,
     ),
+    Durable("audit_reports", "DSEC_CMD", ("dsec.cmd.v1.audit.>",), owner="audit"),
     Durable(
         "audit_trajectory", "DSEC_TRJ", ("dsec.trj.v1.*",), owner="audit", batch=32,
         linger_s=AUDIT_LINGER_S,
@@ -225,6 +230,12 @@ class Subject:
 SUBJECTS: tuple[Subject, ...] = (
     Subject("dsec.req.v1.*.sandbox.create", "jetstream", "client", ("auth",), "CreateRequest",
             "create sandboxes"),
+    Subject("dsec.req.v1.*.sandbox.fork", "jetstream", "client", ("auth",), "CreateRequest",
+            "create branches of a sandbox"),
+    Subject("dsec.req.v1.*.sandbox.snapshot", "jetstream", "client", ("auth",), "SnapshotCreate",
+            "pack what a sandbox changed"),
+    Subject("dsec.req.v1.*.sandbox.report", "jetstream", "client", ("auth",), "SandboxReport",
+            "what a grader saw"),
     Subject("dsec.req.v1.*.sandbox.*", "jetstream", "client", ("auth",), "SandboxOpRequest",
             "stop, pause, resume, set_timeout"),
     Subject("dsec.req.v1.*.job.*", "jetstream", "client", ("auth",), "JobRequest",
@@ -255,13 +266,23 @@ SUBJECTS: tuple[Subject, ...] = (
             "what was done in a sandbox"),
     Subject("dsec.get.v1.*.job.*", "core", "client", ("auth",), "JobQuery", "list"),
     Subject("dsec.get.v1.*.image.*", "core", "client", ("auth",), "ImageQuery", "get, list"),
-    Subject("dsec.get.v1.*.audit.*", "core", "client", ("auth",), "AuditQuery", "list"),
+    Subject("dsec.get.v1.*.audit.list", "core", "client", ("auth",), "AuditQuery", "the record"),
+    Subject("dsec.get.v1.*.audit.rules", "core", "client", ("auth",), "RulesQuery",
+            "rules in force"),
+    Subject("dsec.get.v1.*.audit.dry_run", "core", "client", ("auth",), "DryRunQuery",
+            "rules over past events"),
+    Subject("dsec.get.v1.*.audit.verify", "core", "client", ("auth",), "VerifyQuery",
+            "a part of the chain"),
+    Subject("dsec.get.v1.*.audit.suggest", "core", "client", ("auth",), "SuggestQuery",
+            "changes of policy"),
     Subject("dsec.get.v1.>", "core", "client", ("auth",), "IamQuery",
             "projects, keys, grants, quotas, nodes"),
     Subject("dsec.exec.v1.*.*.*.exec.*", "core", "client", ("edge",), "ExecRequest",
             "run a command"),
     Subject("dsec.exec.v1.*.*.*.connect.*", "core", "client", ("edge",), "ConnectRequest",
             "reach a port"),
+    Subject("dsec.exec.v1.*.*.*.pack.*", "core", "imagesvc", ("edge",), "PackRequest",
+            "make a layer of what it changed"),
     Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest",
             "live facts"),
     Subject("dsec.exec.v1.*.*.*.policy.*", "core", "client", ("edge",), "PolicyRequest",
@@ -282,6 +303,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "admitted node commands"),
     Subject("dsec.cmd.v1.image.*.*", "jetstream", "auth", ("imagesvc",), "ImageCommand",
             "admitted image requests"),
+    Subject("dsec.cmd.v1.audit.report.*", "jetstream", "auth", ("audit",), "AuditReport",
+            "admitted reports of graders"),
     Subject("dsec.cmd.v1.edge.start.*", "jetstream", "scheduler", ("edge",), "EdgeStart",
             "starts placed on a node"),
     Subject("dsec.cmd.v1.edge.*.*", "jetstream", "scheduler", ("edge",), "EdgeOp",
@@ -304,20 +327,22 @@ SUBJECTS: tuple[Subject, ...] = (
             "findings for the security team"),
     Subject("dsec.rpc.v1.scheduler.join.*", "core", "edge", ("scheduler",), "JoinRequest",
             "an edge starts"),
-    Subject("dsec.rpc.v1.scheduler.sandboxes", "core", "auth", ("scheduler",),
-            "SandboxQuery", "forwarded reads"),
+    Subject("dsec.rpc.v1.scheduler.sandboxes", "core", "auth|audit", ("scheduler",),
+            "SandboxQuery", "forwarded reads; whose a sandbox is"),
     Subject("dsec.rpc.v1.scheduler.jobs", "core", "auth", ("scheduler",), "JobQuery",
             "forwarded reads"),
     Subject("dsec.rpc.v1.scheduler.nodes", "core", "auth|burst", ("scheduler",), "IamQuery",
             "the fleet"),
     Subject("dsec.rpc.v1.scheduler.layers", "core", "imagesvc", ("scheduler",),
             "LayerUseQuery", "layers of living sandboxes"),
+    Subject("dsec.rpc.v1.scheduler.origin", "core", "imagesvc", ("scheduler",),
+            "OriginQuery", "where a sandbox is and what it was made of"),
     Subject("dsec.rpc.v1.imagesvc.resolve", "core", "scheduler", ("imagesvc",),
             "ResolveRequest", "names to layers"),
     Subject("dsec.rpc.v1.imagesvc.images", "core", "auth", ("imagesvc",), "ImageQuery",
             "forwarded reads"),
-    Subject("dsec.rpc.v1.audit.entries", "core", "auth", ("audit",), "AuditQuery",
-            "forwarded reads"),
+    Subject("dsec.rpc.v1.audit.list", "core", "auth", ("audit",), "AuditQuery",
+            "forwarded reads; likewise rules, dry_run, verify, suggest"),
     Subject("dsec.rpc.v1.audit.trajectory", "core", "auth", ("audit",), "TrajectoryQuery",
             "forwarded reads"),
     Subject("dsec.hb.v1.*", "core", "edge", ("scheduler", "burst"), "Heartbeat",
@@ -342,8 +367,9 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
 REQ_GRANTS: frozenset[str] = frozenset(
     {
         "sandbox.create", "sandbox.stop", "sandbox.pause", "sandbox.resume",
-        "sandbox.set_timeout", "job.open", "job.renew", "project.create", "project.delete",
-        "key.create", "key.delete",
+        "sandbox.set_timeout", "sandbox.snapshot", "sandbox.fork",
+        "sandbox.report", "job.open", "job.renew",
+        "project.create", "project.delete", "key.create", "key.delete",
         "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
         "node.cordon", "node.uncordon", "node.drain",
     }
@@ -355,10 +381,11 @@ GET_GRANTS: frozenset[str] = frozenset(
         "image.get", "image.list", "node.list", "audit.read",
     }
 )  # fmt: skip
-GET_VERBS: dict[str, tuple[str, str]] = {
-    "audit.read": ("audit", "list"),
+AUDIT_READS = ("list", "rules", "dry_run", "verify", "suggest")
+GET_VERBS: dict[str, tuple[tuple[str, str], ...]] = {
+    "audit.read": tuple(("audit", verb) for verb in AUDIT_READS),
 }
-"""Grants whose read subject is spelled otherwise; all others are entity.verb."""
+"""Grants whose read subjects are spelled otherwise; all others are entity.verb."""
 
 GRANTS: frozenset[str] = REQ_GRANTS | GET_GRANTS | frozenset(EXEC_GRANTS)
 """Every grant there is."""

@@ -73,9 +73,9 @@ def _publish(project: str, grant: str, principal: str) -> Iterable[str]:
         yield req(project, entity, verb)
         yield req(project, entity, verb, principal)
     if grant in GET_GRANTS:
-        entity, verb = GET_VERBS.get(grant, (entity, verb))
-        yield get(project, entity, verb)
-        yield get(project, entity, verb, principal)
+        for read in GET_VERBS.get(grant, ((entity, verb),)):
+            yield get(project, *read)
+            yield get(project, *read, principal)
     for opened in EXEC_GRANTS.get(grant, ()):
         yield exec_(project, "*", "*", opened, principal)
 

@@ -18,7 +18,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from schemas.audit import AuditQuery
+from schemas.audit import AuditQuery, DryRunQuery, RulesQuery, SuggestQuery, VerifyQuery
 from schemas.base import HEADER_TRACE, BadMessage, ErrorReply, decode, encode
 from schemas.iam import IamQuery, IamReply, QuotaInfo
 from schemas.image import ImageQuery
@@ -50,6 +50,12 @@ log = logging.getLogger(__name__)
 SUBJECT = "dsec.get.v1.>"
 QUEUE = "auth"
 FORWARD_S = 5.0
+AUDIT_QUERIES: dict[str, type[Any]] = {
+    "list": AuditQuery, "rules": RulesQuery, "dry_run": DryRunQuery, "verify": VerifyQuery,
+    "suggest": SuggestQuery,
+}  # fmt: skip
+UNSCOPED_QUERIES = frozenset({"rules", "verify"})
+"""They tell nothing of any project."""
 MAX_WAITING = 65_536
 """Reads that may wait for a slot."""
 
@@ -151,8 +157,8 @@ class Reads:
             path = await self._path(ask)
             scoped = msgspec.structs.replace(images, projects=list(reversed(path)))
             return await self._forward("imagesvc", "images", scoped, images.name or "")
-        if ask.entity == "audit" and ask.verb == "list":
-            return await self._audit(ask, decode(body, AuditQuery))
+        if ask.entity == "audit" and ask.verb in AUDIT_QUERIES:
+            return await self._audit(ask, decode(body, AUDIT_QUERIES[ask.verb]))
         iam = decode(body, IamQuery)
         if ask.entity == "node" and ask.verb == "list":
             return await self._forward("scheduler", "nodes", iam, "")
@@ -164,7 +170,9 @@ class Reads:
         async with self._db.transaction() as connection:
             return await _existing(connection, ask.project)
 
-    async def _audit(self, ask: Ask, query: AuditQuery) -> tuple[str, str, bytes]:
+    async def _audit(self, ask: Ask, query: Any) -> tuple[str, str, bytes]:
+        if ask.verb in UNSCOPED_QUERIES:
+            return await self._forward("audit", ask.verb, query, "")
         async with self._db.transaction() as connection:
             await _existing(connection, ask.project)
             below = await iam_store.projects_below(connection, ask.project)
@@ -174,7 +182,8 @@ class Reads:
                 raise NotFound(f"no project {query.project} in {ask.project}", field="project")
             projects = [query.project]
         scoped = msgspec.structs.replace(query, projects=projects)
-        return await self._forward("audit", "entries", scoped, query.target or "")
+        target = getattr(query, "target", None) or getattr(query, "uid", None) or ""
+        return await self._forward("audit", ask.verb, scoped, target)
 
     async def _forward(
         self, service: str, verb: str, query: Any, target: str

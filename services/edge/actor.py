@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from schemas.exec import PolicyRequest
@@ -23,6 +23,7 @@ from schemas.sandbox import EdgeOpItem, Observation, Observed
 from services.edge import records, repolicing, rules
 from services.edge.activity import Activity
 from services.edge.admission import Amount
+from services.edge.branches import captures
 from services.edge.drivers.base import BackendReport, Driver, Exited, Handle, Resumable
 from services.edge.ending import CANCEL_S, Ending, Fate, Interrupted
 from services.edge.journal import Journal
@@ -65,6 +66,7 @@ class Context:
     recover_timeout_s: float
     report: Callable[[str], BackendReport]
     gone: Callable[[Sandbox], None]
+    find: Callable[[str, str], Sandbox | None]
 
 
 class Sandbox:
@@ -73,13 +75,11 @@ class Sandbox:
     def __init__(self, row: SandboxRow, driver: Driver, context: Context) -> None:
         item = row.accepted.item
         self.uid, self.project = item.uid, item.project
-        self.accepted = row.accepted
-        self.generation = row.generation
+        self.accepted, self.generation = row.accepted, row.generation
         self.backend = row.accepted.resolved.spec.backend
         self.demand: Amount = rules.demand(row.accepted.resolved.spec)
-        self.driver = driver
         self.handle: Handle | None = row.handle
-        self.epoch = row.epoch
+        self.driver, self.epoch = driver, row.epoch
         self.fate = Fate()
         self.clock = RunClock(context.clock.monotonic)
         self.activity = Activity(self.clock)
@@ -241,15 +241,15 @@ class Sandbox:
 
     async def _start_driver(self) -> Handle:
         item, resolved = self.accepted.item, self.accepted.resolved
-        report = self._context.report(self.backend)
-        refusal = rules.check_spec(resolved.spec, report)
+        refusal = rules.check_spec(resolved.spec, self._context.report(self.backend))
         if refusal:
             raise refusal
         with telemetry.span("edge start", parents=[item.trace]):
             # a store that is slow for some must not keep the places of others
             layers = await self._context.locator.find([one.digest for one in resolved.layers])
-            async with self._context.starts:
-                return await self.driver.start(rules.start_spec(item, resolved, layers))
+            spec = rules.start_spec(item, resolved, layers)
+            async with captures(self.accepted, self._context.find) as below, self._context.starts:
+                return await self.driver.start(replace(spec, captures=below))
 
     def _tell_starting(self) -> None:
         if self.ending is None:

@@ -22,6 +22,7 @@ from services.edge.door import COUNTED, Door
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver, Enforcing
 from services.edge.drivers.offers import offered
+from services.edge.excess import Excess
 from services.edge.execs import Execs
 from services.edge.handlers import Commands
 from services.edge.heartbeat import Presence
@@ -100,6 +101,9 @@ class Edge:
             self.supervisor, settings=settings, epoch=self.epoch, limits=limits,
             meter=self.meter,
         )  # fmt: skip
+        self.excess = Excess(
+            self.supervisor, node=settings.node, link=self.link, clock=clock
+        )
         self.health = Health("edge")
         self.health.add("journal", self.journal.check)
         self.health.add("bus", self.link.check)
@@ -114,8 +118,7 @@ class Edge:
         if self.settings.health_port:
             await self.health.serve(self.settings.health_port)
         stopping = asyncio.ensure_future(stop.wait())
-        watching = asyncio.ensure_future(self._watched())
-        telling = asyncio.ensure_future(self.violations.run())
+        watching = asyncio.gather(self._watched(), self.excess.run(), self.violations.run())
         try:
             while not stop.is_set():
                 connected = asyncio.ensure_future(self._connected())
@@ -128,8 +131,7 @@ class Edge:
         finally:
             stopping.cancel()
             watching.cancel()
-            telling.cancel()
-            await asyncio.gather(watching, telling, return_exceptions=True)
+            await asyncio.gather(watching, return_exceptions=True)
             await self.trail.close()
             await self.supervisor.close()
             self.execs.close()

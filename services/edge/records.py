@@ -230,15 +230,21 @@ def exec_dropped(uid: str, op_id: str, reply: bytes, at: float) -> Change:
 
 def told(told_to: int, keys: Sequence[tuple[str, int]]) -> list[Change]:
     """The services have the intents, or the results, of these (sandbox, number)."""
-    chunks = [keys[at : at + SENT_ROWS] for at in range(0, len(keys), SENT_ROWS)]
+    numbers: dict[str, list[int]] = {}
+    for uid, seq in keys:
+        numbers.setdefault(uid, []).append(seq)
     return [
         (
-            f"update exec set told = max(told, ?) where (uid, seq) in "
-            f"(values {','.join(['(?,?)'] * len(chunk))})",
-            (told_to, *(value for key in chunk for value in key)),
+            f"update exec set told = max(told, ?) where uid = ? and seq in ({_marks(part)})",
+            (told_to, uid, *part),
         )
-        for chunk in chunks
+        for uid, seqs in numbers.items()
+        for part in (seqs[at : at + SENT_ROWS] for at in range(0, len(seqs), SENT_ROWS))
     ]
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))
 
 
 def outbox(row: int, kind: str, data: bytes) -> Change:
@@ -249,7 +255,7 @@ def outbox(row: int, kind: str, data: bytes) -> Change:
 def outbox_sent(rows: Sequence[int]) -> list[Change]:
     """It is stored on the bus."""
     chunks = [tuple(rows[at : at + SENT_ROWS]) for at in range(0, len(rows), SENT_ROWS)]
-    return [(f"delete from outbox where id in ({','.join('?' * len(c))})", c) for c in chunks]
+    return [(f"delete from outbox where id in ({_marks(chunk)})", chunk) for chunk in chunks]
 
 
 def prune(now: float) -> list[Change]:
@@ -350,10 +356,10 @@ def trajectory(db: sqlite3.Connection, uid: str, after: int) -> Iterator[Told]:
     yield from db.execute(_RECORD + "where uid = ? and seq > ? order by seq", (uid, after))
 
 
-def untold(db: sqlite3.Connection, limit: int) -> list[Told]:
-    """Operations of which the services do not have all yet, oldest first."""
-    query = _RECORD + f"where seq > 0 and not ({_TOLD}) order by at limit ?"
-    return db.execute(query, (limit,)).fetchall()
+def untold(db: sqlite3.Connection) -> Iterator[Told]:
+    """Operations of which the services do not have all yet, oldest first, read as they are
+    taken."""
+    yield from db.execute(_RECORD + f"where seq > 0 and not {_TOLD} order by at, seq")
 
 
 def _handle_text(handle: Handle) -> str:

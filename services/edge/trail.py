@@ -33,14 +33,14 @@ from services.edge.logged import Logged
 from services.edge.operation import Operation
 from services.edge.records import ExecRow, Told
 from shared.bus import Outgoing
-from shared.errors import DsecError, Unavailable
+from shared.errors import DsecError, InvalidRequest, Unavailable
 from shared.trajectory import NONE, Page, Record, Records, page_of
 
 log = logging.getLogger(__name__)
 
 CLOCK_REALTIME_COARSE = 5  # linux/time.h; Python has no name for it
 LINGER_S = 0.5
-MAX_WAITING = 20_000
+MAX_WAITING_BYTES = 32 << 20
 """Records that wait in memory; more are read from the journal when these are told."""
 BATCH = 500
 BATCH_BYTES = 1024 * 1024
@@ -67,6 +67,7 @@ class Trail:
         self._request_bytes = request_bytes
         self._on = on
         self._waiting: dict[Key, Record] = {}
+        self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._wake.set()
         self._behind = True
@@ -135,11 +136,18 @@ class Trail:
 
     def _put(self, record: Record) -> None:
         key = (record.uid, record.seq)
-        if len(self._waiting) >= MAX_WAITING and key not in self._waiting:
+        if self._waiting_bytes >= MAX_WAITING_BYTES:
             self._behind = True
+            self._drop(key)  # the journal has a newer one, or will
             return
+        before = self._waiting.get(key)
+        self._waiting_bytes += record.size - (before.size if before else 0)
         self._waiting[key] = record
         self._wake.set()
+
+    def _drop(self, key: Key) -> None:
+        if (record := self._waiting.pop(key, None)) is not None:
+            self._waiting_bytes -= record.size
 
     # -- telling ----------------------------------------------------------------------
 
@@ -164,11 +172,10 @@ class Trail:
                 await asyncio.sleep(BACKOFF_MAX_S)
 
     async def _catch_up(self) -> None:
-        found = await self._journal.run(lambda db: records.untold(db, MAX_WAITING))
-        self._behind = len(found) == MAX_WAITING
-        for row in found:
-            if (record := record_of(row)) is not None:
-                self._waiting.setdefault((record.uid, record.seq), record)
+        found, self._behind = await self._journal.run(_untold)
+        for record in filter(None, map(record_of, found)):
+            if (record.uid, record.seq) not in self._waiting:
+                self._put(record)
         unreadable = [(uid, seq) for uid, seq, body, _, _ in found if body is None]
         if unreadable:  # the process died before the journal had their texts
             self._journal.post(*records.told(records.RESULT_TOLD, unreadable))
@@ -177,14 +184,17 @@ class Trail:
         while self._waiting:
             batch = self._batch()
             data = encode(Records(node=self._node, records=batch))
-            await self._link.bus.store([Outgoing(trj(self._node), data)])
+            try:
+                await self._link.bus.store([Outgoing(trj(self._node), data)])
+            except InvalidRequest as exc:  # one alone that the bus does not take
+                log.error("record %d of %s is lost: %s", batch[0].seq, batch[0].uid, exc.message)
             for told_to, ended in ((records.INTENT_TOLD, False), (records.RESULT_TOLD, True)):
                 keys = [(r.uid, r.seq) for r in batch if (r.ended_at is not None) is ended]
                 if keys:
                     self._journal.post(*records.told(told_to, keys))
             for record in batch:
                 if self._waiting.get((record.uid, record.seq)) is record:
-                    del self._waiting[record.uid, record.seq]
+                    self._drop((record.uid, record.seq))
 
     def _batch(self) -> list[Record]:
         batch: list[Record] = []
@@ -208,6 +218,18 @@ class Trail:
 
         found, more = await self._journal.run(read)
         return Page(records=found, more=more, last=last, op_id=op.op_id)
+
+
+def _untold(db: sqlite3.Connection) -> tuple[list[Told], bool]:
+    """As much as fits into memory of what is to be told, and whether there is more."""
+    found: list[Told] = []
+    left = MAX_WAITING_BYTES // 2
+    for row in records.untold(db):
+        found.append(row)
+        left -= len(row[2] or b"") + len(row[3] or b"")
+        if left < 0:
+            return found, True
+    return found, False
 
 
 def record_of(row: Told) -> Record | None:

@@ -22,10 +22,12 @@ from schemas.exec import (
     FileRequest,
     InfoReply,
     InfoRequest,
+    PackReply,
+    PackRequest,
     PolicyReply,
     PolicyRequest,
 )
-from services.edge import fileverbs, repolicing
+from services.edge import fileverbs, repolicing, snapshots
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
     ExecOutcome,
@@ -44,7 +46,7 @@ BACKSTOP_S = 10.0
 USAGE_S = 2.0
 LIVE = ("running", "pausing", "paused", "resuming")
 
-Reply = ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | Page
+Reply = ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | PackReply | Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
 
 
 def _exec_reply(sandbox: Sandbox, op: Operation, outcome: ExecOutcome) -> ExecReply:
+    sandbox.activity.dropped_bytes += sum(outcome.truncated)
     return ExecReply(
         op_id=op.op_id, exit_code=outcome.exit_code, signal=outcome.signal,
         timed_out=outcome.timed_out, oom_killed=outcome.oom_killed,
@@ -194,6 +197,7 @@ VERBS: dict[str, Verb] = {
         PolicyRequest, PolicyReply, repolicing.run_policy, check=repolicing.check, wakes=False
     ),
     "connect": Verb(ConnectRequest, ConnectReply, run_connect, repeats=False, operation=Connection),
+    "pack": Verb(PackRequest, PackReply, snapshots.run_pack, wakes=False),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read, logs=_placed),
     "file_write": Verb(
         FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append), _always,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from services.imagesvc.engine import DockerEngine
 from services.imagesvc.handlers import Handlers
 from services.imagesvc.importer import Importer, ImportLimits
 from services.imagesvc.settings import Settings
+from services.imagesvc.snapshots import Snapshots
 from shared.blobs.opening import open_store
 from shared.bus import Bus
 from shared.consumer import BatchConsumer
@@ -50,11 +52,17 @@ class App:
             ),
             verify=settings.image_verify,
         )
-        self.handlers = Handlers(settings, self.bus, self.db, self.importer)
+        self.handlers = Handlers(
+            settings, self.bus, self.db, self.importer, Snapshots(self.bus, self.blobs)
+        )
         self.quick = BatchConsumer(self.bus, durable("imagesvc_quick"), self.handlers.commands)
         # one import each: a long one holds up no other
         self.imports = [
             BatchConsumer(self.bus, durable("imagesvc_commands"), self.handlers.commands)
+            for _ in range(settings.image_commands)
+        ]
+        self.snapshots = [
+            BatchConsumer(self.bus, durable("imagesvc_snapshots"), self.handlers.commands)
             for _ in range(settings.image_commands)
         ]
         self.health = Health("imagesvc")
@@ -74,7 +82,7 @@ class App:
         if swept:
             log.info("removed %d unfinished imports", swept)
         await self.bus.start()
-        for consumer in (self.quick, *self.imports):
+        for consumer in self._consumers:
             consumer.start()
         self.pruning.start()
         self.collecting.start()
@@ -90,14 +98,18 @@ class App:
         await self.health.close()
         await self.collecting.close()
         await self.pruning.close()
-        await asyncio.gather(*(c.close() for c in (self.quick, *self.imports)))
+        await asyncio.gather(*(c.close() for c in self._consumers))
         await self.bus.close()
         await asyncio.to_thread(self.importer.close)
         await self.db.close()
 
+    @property
+    def _consumers(self) -> Sequence[BatchConsumer]:
+        return (self.quick, *self.imports, *self.snapshots)
+
     async def _check_imports(self) -> None:
         if not self.handlers.busy:  # nothing is fetched during an import
-            for consumer in self.imports:
+            for consumer in (*self.imports, *self.snapshots):
                 await consumer.check()
 
     async def _check_store(self) -> None:

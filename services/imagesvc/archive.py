@@ -18,9 +18,9 @@ import msgspec
 
 from schemas.sandbox import ImageConfig
 from services.imagesvc.imageconfig import parse_config
-from services.imagesvc.kernelmount import open_beneath
 from services.imagesvc.spool import Spool, sha256_of
 from services.imagesvc.tarlayer import FileRange, open_tar
+from shared.erofs.kernelmount import open_beneath
 from shared.errors import InvalidRequest, NotFound, Unsupported
 
 FIELD = "archive"

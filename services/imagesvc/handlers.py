@@ -27,16 +27,21 @@ from schemas.image import (
     ImageInfo,
     ImageQuery,
     ImageReply,
+    Kind,
+    LayerProvenance,
     ResolveReply,
     ResolveRequest,
+    SnapshotCreate,
 )
+from schemas.sandbox import ImageConfig
 from schemas.subjects import evt
-from services.imagesvc import environments, intake, leases, store
-from services.imagesvc.importer import Importer, ImportProgress, ImportResult
+from services.imagesvc import environments, intake, leases, snapshots, store
+from services.imagesvc.importer import Importer, ImportProgress
 from services.imagesvc.names import ImageName, parse_name
 from services.imagesvc.settings import Settings
+from services.imagesvc.snapshots import Snapshots
 from shared import telemetry
-from shared.blobs.layout import LayerFiles
+from shared.blobs.layout import LayerFiles, LayerManifest
 from shared.bus import Bus, Incoming, Outgoing
 from shared.consumer import Received
 from shared.db import Database
@@ -47,6 +52,11 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 10.0
 """A third of the durable's acknowledgement wait."""
+
+
+ALIVE_S = 5.0
+"""Between two signs that a snapshot is under way."""
+PACKING = ImportProgress("writing", 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +71,39 @@ class Task:
         return self.message.reply_to or self.command.reply_to
 
     @property
+    def request(self) -> ImageCreate | ImageDelete | SnapshotCreate | None:
+        return self.command.create or self.command.delete or self.command.snapshot
+
+    @property
     def request_id(self) -> str:
-        request = self.command.create or self.command.delete
-        return request.request_id if request else ""
+        return self.request.request_id if self.request else ""
 
     @property
     def sha256(self) -> bytes:
         """Of what is asked for: the same request id must mean the same."""
-        request = self.command.create or self.command.delete
-        return hashlib.sha256(encode(request)).digest()
+        return hashlib.sha256(encode(self.request)).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What a name is to mean. ``layers`` are in the store, bottom first."""
+
+    name: ImageName
+    kind: Kind
+    config: ImageConfig
+    layers: Sequence[LayerManifest]
+    provenance: LayerProvenance | None = None
 
 
 class Handlers:
     """The handlers of ``imagesvc_commands`` and of questions to imagesvc."""
 
-    def __init__(self, settings: Settings, bus: Bus, db: Database, importer: Importer) -> None:
+    def __init__(
+        self, settings: Settings, bus: Bus, db: Database, importer: Importer,
+        snapshots: Snapshots,
+    ) -> None:  # fmt: skip
         self._settings = settings
+        self._snapshots = snapshots
         self._bus = bus
         self._db = db
         self._importer = importer
@@ -135,6 +162,10 @@ class Handlers:
         elif task.command.create is not None:
             reply = await self._create(task, task.command.create)
             await self._tell_changed(project, task.command.create.name)
+        elif task.command.snapshot is not None:
+            reply = await self._snapshot(task, task.command.snapshot)
+            if task.command.snapshot.name is not None:
+                await self._tell_changed(project, task.command.snapshot.name)
         elif task.command.delete is not None:
             reply = await self._delete(task, task.command.delete)
             await self._tell_changed(project, task.command.delete.name)
@@ -163,36 +194,48 @@ class Handlers:
                 result = await self._importer.run(
                     request, progress=report, keep=partial(self._lease, task)
                 )
-        except DsecError as error:
-            # an import that failed for want of room or an engine may be asked for again
-            return await self._answer(task, _refused(task, error), keep=not error.retryable)
         except Exception as error:
-            log.exception("import of %s failed", create.name)
-            internal = Internal(f"{type(error).__name__} while importing")
-            return await self._answer(task, _refused(task, internal), keep=False)
-        return await self._register(task, create, name, result)
+            return await self._failed(task, error, f"import of {create.name}")
+        image = Image(name, create.kind, create.config or result.config, result.stored)
+        return await self._register(task, image)
 
-    async def _lease(self, task: Task, layers: Sequence[LayerFiles]) -> None:
+    async def _snapshot(self, task: Task, asked: SnapshotCreate) -> bytes:
+        try:
+            name = snapshots.name_of(asked)
+            async with self._reported(task, every_s=ALIVE_S, steady=PACKING):
+                made = await self._snapshots.take(task.command, asked, partial(self._lease, task))
+        except Exception as error:
+            return await self._failed(task, error, f"snapshot of {asked.uid}")
+        kind: Kind = "snapshot" if asked.name is None else "base"
+        image = Image(name, kind, made.config, made.layers, made.provenance)
+        return await self._register(task, image)
+
+    async def _failed(self, task: Task, error: Exception, what: str) -> bytes:
+        if isinstance(error, DsecError):
+            # what failed for want of room or an engine may be asked for again
+            return await self._answer(task, _refused(task, error), keep=not error.retryable)
+        log.error("%s failed", what, exc_info=error)
+        internal = Internal(f"{type(error).__name__} in the {what}")
+        return await self._answer(task, _refused(task, internal), keep=False)
+
+    async def _lease(self, task: Task, layers: Sequence[LayerFiles | LayerManifest]) -> None:
         async with self._db.transaction() as connection:
             await leases.take(
                 connection, layers, holder=task.request_id, seconds=self._settings.image_lease_s
             )
 
-    async def _register(
-        self, task: Task, create: ImageCreate, name: ImageName, result: ImportResult
-    ) -> bytes:
-        key = (task.command.project, name)
+    async def _register(self, task: Task, image: Image) -> bytes:
+        key = (task.command.project, image.name)
         async with self._db.transaction() as connection:
             before = (await store.images(connection, [key])).get(key)
-            if before is not None and before.kind != create.kind:
-                reply = _refused(task, Conflict(f"{name} is a {before.kind}", field="kind"))
+            if before is not None and before.kind != image.kind:
+                reply = _refused(task, Conflict(f"{image.name} is a {before.kind}", field="kind"))
             else:
                 await store.register(
-                    connection, key, kind=create.kind, config=create.config or result.config,
-                    layers=result.stored, principal=task.command.principal,
+                    connection, key, kind=image.kind, config=image.config, layers=image.layers,
+                    principal=task.command.principal, provenance=image.provenance,
                 )  # fmt: skip
-                image = (await store.images(connection, [key]))[key]
-                reply = _answer(task, image)
+                reply = _answer(task, (await store.images(connection, [key]))[key])
             await leases.give_back(connection, task.request_id)
             await store.answer(connection, key[0], task.request_id, sha256=task.sha256, reply=reply)
         return reply
@@ -222,10 +265,16 @@ class Handlers:
         return reply
 
     @contextlib.asynccontextmanager
-    async def _reported(self, task: Task) -> AsyncIterator[Reporter]:
-        """A sink for progress whose latest state is sent now and then."""
+    async def _reported(
+        self, task: Task, *, every_s: float | None = None, steady: ImportProgress | None = None
+    ) -> AsyncIterator[Reporter]:
+        """A sink for progress whose latest state is sent now and then; ``steady`` is sent
+        where there is no other."""
         reporter = Reporter()
-        telling = asyncio.create_task(self._tell(task, reporter), name="image progress")
+        every_s = every_s or self._settings.progress_s
+        telling = asyncio.create_task(
+            self._tell(task, reporter, every_s, steady), name="image progress"
+        )
         try:
             yield reporter
         finally:
@@ -233,10 +282,12 @@ class Handlers:
             with contextlib.suppress(asyncio.CancelledError):
                 await telling
 
-    async def _tell(self, task: Task, reporter: Reporter) -> None:
+    async def _tell(
+        self, task: Task, reporter: Reporter, every_s: float, steady: ImportProgress | None
+    ) -> None:
         while True:
-            await asyncio.sleep(self._settings.progress_s)
-            state, reporter.state = reporter.state, None
+            await asyncio.sleep(every_s)
+            state, reporter.state = reporter.state or steady, None
             if state is not None:
                 reply = ImageReply(
                     request_id=task.request_id, progress=share(state), stage=state.stage
@@ -296,8 +347,9 @@ def share(state: ImportProgress) -> float:
 
 def _command(message: Received) -> ImageCommand:
     command = decode(message.data, ImageCommand)
-    if (command.create is None) == (command.delete is None):
-        raise BadMessage("an image command creates or deletes", field="create")
+    requests = (command.create, command.delete, command.snapshot)
+    if sum(request is not None for request in requests) != 1:
+        raise BadMessage("an image command creates, deletes or packs", field="create")
     return command
 
 

@@ -23,14 +23,14 @@ from schemas.image import Kind
 from schemas.sandbox import ImageConfig
 from services.imagesvc import gitlayer
 from services.imagesvc.archive import ArchiveImage, DirectoryMembers, TarMembers, find_image
-from services.imagesvc.collapse import COLLAPSE_MAX_BYTES, Collapser
-from services.imagesvc.dirlayer import DirectoryLayer
-from services.imagesvc.erofs import build_layer
-from services.imagesvc.layertree import Inode, nested, owned_by, stored_bytes, unique_inodes
 from services.imagesvc.spool import Spool
 from services.imagesvc.tarlayer import FileRange, read_tar
 from shared.blobs.base import BlobStore
 from shared.blobs.layout import LayerFiles, LayerManifest
+from shared.erofs.collapse import COLLAPSE_MAX_BYTES, Collapser
+from shared.erofs.dirlayer import DirectoryLayer
+from shared.erofs.layertree import Inode, nested, owned_by, stored_bytes, unique_inodes
+from shared.erofs.writer import build_layer
 from shared.errors import InvalidRequest, Unsupported
 
 Stage = Literal["reading", "writing", "storing"]

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from schemas.image import ImageInfo, Kind
+from schemas.image import ImageInfo, Kind, LayerProvenance
 from schemas.sandbox import ImageConfig, LayerRef
 from services.imagesvc import leases
 from services.imagesvc.environments import Key
@@ -16,7 +16,7 @@ from services.imagesvc.names import ImageName
 from shared.blobs.layout import LayerManifest
 
 _SELECT = """
-select i.project, i.name, i.tag, i.kind, i.config, i.size_bytes,
+select i.project, i.name, i.tag, i.kind, i.config, i.size_bytes, i.provenance,
        extract(epoch from i.created_at)::float8 as created_at,
        (select json_agg(json_build_object('digest', l.digest, 'size_bytes', l.size_bytes)
                         order by il.position)
@@ -69,6 +69,7 @@ def _info(row: RowMapping) -> ImageInfo:
         config=msgspec.convert(row["config"], ImageConfig),
         size_bytes=row["size_bytes"],
         created_at=row["created_at"],
+        provenance=row["provenance"] and msgspec.convert(row["provenance"], LayerProvenance),
     )
 
 
@@ -80,17 +81,21 @@ async def register(
     config: ImageConfig,
     layers: Sequence[LayerManifest],
     principal: str,
+    provenance: LayerProvenance | None = None,
 ) -> None:
     """Points a name to layers under a lease, whatever it pointed to before."""
     where = _where(key)
     await leases.no_longer_named(connection, where)
     await connection.execute(
         text(
-            "insert into image (project, name, tag, kind, config, size_bytes, principal) "
-            "values (:project, :name, :tag, :kind, cast(:config as jsonb), :size, :principal) "
+            "insert into image "
+            "(project, name, tag, kind, config, size_bytes, principal, provenance) "
+            "values (:project, :name, :tag, :kind, cast(:config as jsonb), :size, :principal, "
+            "cast(:provenance as jsonb)) "
             "on conflict (project, name, tag) do update set kind = excluded.kind, "
             "config = excluded.config, size_bytes = excluded.size_bytes, "
-            "principal = excluded.principal, created_at = now()"
+            "principal = excluded.principal, provenance = excluded.provenance, "
+            "created_at = now()"
         ),
         where
         | {
@@ -98,6 +103,7 @@ async def register(
             "config": msgspec.json.encode(config).decode(),
             "size": sum(one.size_bytes for one in layers),
             "principal": principal,
+            "provenance": provenance and msgspec.json.encode(provenance).decode(),
         },
     )
     await connection.execute(

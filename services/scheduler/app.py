@@ -12,7 +12,7 @@ from functools import partial
 
 from schemas.burst import BurstPlan
 from schemas.iam import IamQuery
-from schemas.image import ImageChanged, LayerUseQuery
+from schemas.image import ImageChanged, LayerUseQuery, OriginQuery
 from schemas.job import JobQuery
 from schemas.node import Heartbeat, JoinRequest
 from schemas.sandbox import SandboxQuery
@@ -87,6 +87,7 @@ class App:
         self.bus.answer(
             rpc("scheduler", "sandboxes"), SandboxQuery, questions.sandboxes, queue=QUEUE
         )
+        self.bus.answer(rpc("scheduler", "origin"), OriginQuery, questions.origin, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "layers"), LayerUseQuery, questions.layers, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "jobs"), JobQuery, self.jobs.page, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "nodes"), IamQuery, questions.nodes, queue=QUEUE)

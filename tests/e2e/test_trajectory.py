@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import libdsec.sync
 from libdsec import (
     DSecClient,
     DSecContainerRunArgs,
@@ -247,6 +248,25 @@ async def test_a_session_is_done_again_in_a_fresh_sandbox(containers: DSecClient
         assert found.replayed == 6
         assert [(d.record.seq, d.what) for d in found.differences] == [(6, "stdout")]
         assert await fresh.files.read("/tmp/in") == b"content"
+
+
+async def test_the_synchronous_face_has_it_all(
+    container_system: LocalSystem, containers: DSecClient
+) -> None:
+    system = container_system
+
+    def work(id: str) -> tuple[int, bytes, list[int]]:
+        with libdsec.sync.DSecClient(system.url, system.admin_key, system.project) as client:
+            box = client.get(id)
+            with box.fast_forward() as steps:
+                steps.exec("echo once >> /tmp/n")
+                steps.files.write("/tmp/s", b"written")
+                read = steps.files.read("/tmp/n")
+            return steps.replayed, read, [record.seq for record in box.trajectory()]
+
+    async with sandbox_of(containers) as sandbox:
+        assert await asyncio.to_thread(work, sandbox.id) == (0, b"once\n", [1, 2, 3])
+        assert await asyncio.to_thread(work, sandbox.id) == (3, b"once\n", [1, 2, 3])
 
 
 async def test_the_command_line_exports_a_trajectory(

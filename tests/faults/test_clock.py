@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from libdsec import OutcomeUnknown, Sandbox
 from tests.e2e.conftest import until
@@ -68,7 +69,7 @@ async def test_a_stream_and_new_commands_go_on_after_every_pause(box: Sandbox) -
     await process.wait()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def fake(world: World) -> AsyncIterator[Sandbox]:
     """A sandbox whose commands end with their edge."""
     async with await world.client.create(fake_args(), timeout=CREATE_S) as sandbox:

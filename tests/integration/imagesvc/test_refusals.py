@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from services.imagesvc import erofs
 from services.imagesvc.importer import (
     DockerSource,
     Importer,
@@ -23,8 +22,9 @@ from services.imagesvc.importer import (
     ImportRequest,
     PathSource,
 )
-from services.imagesvc.layertree import Inode, LayerTree, unique_inodes
 from shared.blobs.folder import FolderStore
+from shared.erofs import writer as erofs
+from shared.erofs.layertree import Inode, LayerTree, unique_inodes
 from shared.errors import Conflict, DsecError, Internal, InvalidRequest, Unavailable, Unsupported
 from tests.integration.imagesvc.seen import open_files
 from tests.unit.services.imagesvc.tars import member, saved_image, tar_bytes

@@ -47,7 +47,7 @@ async def test_what_is_not_denied_works_and_tells_nothing(
     assert await field.attempt(handle, "fork") == "ok"
     out = await field.sh(
         handle,
-        "cp /bin/busybox /tmp/b && /tmp/b echo copied; (sleep 0 & wait); echo x >/root/f; "
+        "cp /bin/busybox /tmp/ && /tmp/busybox echo copied; (sleep 0 & wait); echo x >/root/f; "
         "httpd -p 127.0.0.1:8000 -h /etc && wget -q -O- http://127.0.0.1:8000/group | head -1; "
         "awk 'BEGIN { print 2 + 2 }'; tar -C /etc -cf - group | tar -tf -; kill -0 $$ && echo own",
     )

@@ -21,7 +21,7 @@ from libdsec._wire import (
     WireError,
     encode,
 )
-from libdsec.errors import OutcomeUnknown, SandboxDied, Unavailable
+from libdsec.errors import Divergence, OutcomeUnknown, SandboxDied, Unavailable
 from libdsec.forward import FastForward
 from libdsec.replay import replay
 from libdsec.sandbox import Sandbox
@@ -109,6 +109,28 @@ async def test_recorded_results_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     assert request["op_id"] == _ids.named(UID, "main", "3")
 
 
+async def test_recorded_output_comes_the_way_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reply = ExecReply(op_id=OP, exit_code=1, stdout=b"a\nb\n", stderr=b"e", truncated=(3, 0))
+    entries = [record(n, "exec", reply, argv=["x"]) for n in (1, 2, 3)]
+    entries[1] = record(2, "exec", reply, argv=["x"], stdin=True)
+    steps, link = forward(monkeypatch, entries)
+    heard: list[tuple[str, bytes]] = []
+    result = await steps.exec(["x"], on_output=lambda *part: heard.append(part))
+    assert heard == [("stdout", b"a\nb\n"), ("stderr", b"e")]
+    process = await steps.spawn(["x"])
+    await process.write("taken then, taken now")
+    await process.close_stdin()
+    assert [line async for line in process.stdout.lines()] == ["a", "b"]
+    spawned = await process.wait()
+    assert (spawned.exit_code, spawned.truncated) == (1, (3, 0))
+    async with await steps.spawn(["x"], stdin=False) as again:
+        found = await again.wait()
+    assert (found.stdout, found.stderr) == (result.stdout, result.stderr) == (b"a\nb\n", b"e")
+    assert link.asked == []
+
+
 async def test_an_intent_without_an_end_is_unknown_and_not_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,6 +174,14 @@ async def test_what_was_refused_before_it_began_runs(monkeypatch: pytest.MonkeyP
     entries = [record(1, "exec", ExecReply(op_id=OP, error=error), shell="x")]
     steps, _ = forward(monkeypatch, entries)
     assert (await steps.exec("x")).stdout == b"for real"
+
+
+async def test_a_divergence_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = ExecReply(op_id=OP, exit_code=0)
+    steps, link = forward(monkeypatch, [record(1, "exec", reply, shell="x", env={"A": "1"})])
+    with pytest.raises(Divergence, match=r"main step 1 .* differ in cwd, env") as caught:
+        await steps.exec("x", env={"A": "2"}, cwd="/")
+    assert (caught.value.recorded, caught.value.asked, link.asked) == ("x", "x", [])
 
 
 async def test_an_error_is_a_result_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ import errno
 import logging
 import secrets
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,11 @@ from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.agent.ports import PortsOfAgent
 from services.edge.cgroups import CgroupDriver, Groups
+from services.edge.counting import counters
 from services.edge.drivers.base import (
     BackendReport,
+    Captured,
+    Counters,
     ExecIO,
     ExecOutcome,
     ExecSpec,
@@ -41,16 +45,18 @@ from services.edge.drivers.base import (
     Usage,
 )  # fmt: skip
 from services.edge.drivers.container import folders
+from services.edge.drivers.container.capturing import Capturing
 from services.edge.drivers.container.deaths import Deaths, Sandbox, why
 from services.edge.drivers.container.enforcing import Enforcing, Target
-from services.edge.drivers.container.engine import Engine, Shell
+from services.edge.drivers.container.engine import Engine
 from services.edge.drivers.container.files import FilesOfAgent
+from services.edge.drivers.container.leftovers import Leftovers
 from services.edge.drivers.container.pausing import NOT_OPEN, Pausing, pause_features
 from services.edge.drivers.container.policies import PolicyOfContainers
 from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
-from services.edge.drivers.container.shells import Shells, WarmShell
+from services.edge.drivers.container.shells import Root, Shells, WarmShell
 from services.edge.drivers.container.wanted import check, limits
 from services.edge.layers.mounts import Upper
 from services.edge.policy.plan import NO_INTERFACE, Plan
@@ -65,7 +71,7 @@ from shared.errors import (
 log = logging.getLogger(__name__)
 
 
-class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
+class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers):
     """See the module."""
 
     name = "container"
@@ -83,6 +89,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
         self._shells: Shells | None = None
         self._pool: Pool[WarmShell] | None = None
         self._pausing: Pausing | None = None
+        self._capturing = Capturing(settings, lambda: self.pausing.kind)
         self._late: asyncio.Task[None] | None = None
 
     # ---- what this node can do ----
@@ -103,7 +110,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
             "ports": yes, "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
             "network_deny": Feature(True, NO_INTERFACE),
             "disk_limit": Feature(False, "no quota on writable layers"),
-            "snapshot": Feature(False, "not built"),
+            "snapshot": Feature(cgroups.freezer is not None, "disk only"),
         }  # fmt: skip
         swap = self._pausing.swap.look() if self._pausing else NOT_OPEN
         features |= pause_features(cgroups, swap)
@@ -145,6 +152,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
         await self._reaper.close()
         if self._pausing is not None:
             await self._pausing.close(alone=alone)
+        self._capturing.close()
         await self._engine.close()
         if self._shells is not None:
             self._shells.close()
@@ -179,9 +187,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
                 raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
             return await self._start(spec, folder, plan)
         except OSError as err:
-            if err.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise CapacityExhausted("the node's disk is full", field="disk") from err
+            raise full_disk(err) from err
         finally:
             self._starting.discard(spec.uid)
 
@@ -189,16 +195,16 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
         warm: WarmShell | None = None
         try:
             warm = await self._take_shell()
-            data = _data(warm)
+            data = _data(warm, spec)
             await self.shells.thread(lambda: folders.note(folder, data))
-            enforced = await self.shells.attach(
-                warm, spec.layers, Upper(folder), limits(spec),
-                [spec.hostname, *self._enforcing.guards(plan)],
-            )  # fmt: skip
+            above = [self._capturing.folder(id) for id in spec.captures]
+            root = Root(spec.layers, Upper(folder), above)
+            names = [spec.hostname, *self._enforcing.guards(plan)]
+            enforced = await self.shells.attach(warm, root, limits(spec), names)
             await warm.agent.list()  # the agent answers in the root it now has
             target = Target(spec.uid, spec.project, warm.agent, warm.shell.pid, warm.groups)
             await self._enforcing.begin(target, plan)
-            handle = Handle(spec.uid, self.name, _data(warm), {**enforced, **plan.enforcement})
+            handle = Handle(spec.uid, self.name, data, {**enforced, **plan.enforcement})
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
         except BaseException:
@@ -295,8 +301,26 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
     async def reclaim(self, handle: Handle) -> int:
         return await self.pausing.reclaim(self._sandbox(handle))
 
+    async def capture(self, handle: Handle, id: str) -> Captured:
+        sandbox, stop = self._sandbox(handle), threading.Event()
+        try:
+            return await self.shells.thread(
+                lambda: self._capturing.take(sandbox, id, stop.is_set), cancel=stop.set,
+                undo=lambda done: self._capturing.release(done.id),
+                threads=self._capturing.threads,
+            )  # fmt: skip
+        except OSError as err:
+            raise full_disk(err) from err
+
+    async def release(self, id: str) -> None:
+        await self.shells.thread(lambda: self._capturing.release(id))
+
     async def usage(self, handle: Handle) -> Usage:
         return await self.shells.usage(Groups.of(handle.data["groups"]))
+
+    async def counters(self, handles: Sequence[Handle]) -> list[Counters]:
+        groups = [Groups.of(handle.data["groups"]) for handle in handles]
+        return await self.shells.thread(lambda: [counters(each) for each in groups])
 
     async def stop(self, handle: Handle, *, grace_s: float = 0.0) -> None:
         sandbox = self._live.pop(handle.uid, None)
@@ -311,22 +335,9 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
         if sandbox is not None:
             sandbox.agent.close()
         await self._remove_files(handle.uid, str(handle.data["name"]))
+        if "captures" in handle.data:
+            await self.shells.thread(self._capturing.collect)
         await self._reaper.remove(str(handle.data["container"]))
-
-    async def _remove_files(self, uid: str | None, name: str | None) -> None:
-        gone = []
-        if uid:
-            gone.append(self._settings.sandboxes_dir / uid)
-        if name:
-            gone.append(self._settings.shells_dir / name)
-
-        def work() -> None:
-            for folder in gone:
-                shutil.rmtree(folder, ignore_errors=True)
-                if folder.exists():
-                    shutil.rmtree(folder)
-
-        await self.shells.thread(work)
 
     async def sweep(self, known: frozenset[str]) -> list[str]:
         keep = known | self._starting | set(self._live)
@@ -335,34 +346,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
         for uid in swept:
             await self._sweep_one(uid, metas[uid])
         await self._sweep_shells()
+        await self.shells.thread(self._capturing.collect)
         return swept
-
-    async def _sweep_shells(self) -> None:
-        """Removes shells of earlier edge processes that no sandbox has."""
-        metas = folders.noted(self._settings.sandboxes_dir)
-        kept = {str(meta.get("container")) for meta in metas.values()}
-        for shell in await self._engine.shells():
-            if shell.id not in kept and shell.instance != self._instance:
-                await self._sweep_shell(shell)
-
-    async def _sweep_late(self) -> None:
-        # a creation on its way when its edge was killed ends after the sweep at our start
-        await asyncio.sleep(self._settings.engine_s)
-        with contextlib.suppress(DsecError):
-            await self._sweep_shells()
-
-    async def _sweep_shell(self, shell: Shell) -> None:
-        pid = await self._engine.pid(shell.id)
-        if pid:
-            await self.shells.end_process(pid, shell.name)
-        await self._engine.remove(shell.id)
-        await self._remove_files(None, shell.name)
-
-    async def _sweep_one(self, uid: str, meta: Mapping[str, Any]) -> None:
-        if "groups" in meta:
-            await self.shells.end(Groups.of(meta["groups"]))
-            await self._engine.remove(str(meta["container"]))
-        await self._remove_files(uid, meta.get("name"))
 
     def _sandbox(self, handle: Handle) -> Sandbox:
         sandbox = self._live.get(handle.uid)
@@ -375,8 +360,16 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers):
         return sandbox.agent, sandbox.defaults
 
 
-def _data(warm: WarmShell) -> dict[str, Any]:
+def full_disk(err: OSError) -> Exception:
+    """The typed error of a disk that is full; any other as it is."""
+    if err.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CapacityExhausted("the node's disk is full", field="disk")
+    return err
+
+
+def _data(warm: WarmShell, spec: StartSpec) -> dict[str, Any]:
+    captures = {"captures": list(spec.captures)} if spec.captures else {}
     return {
         "container": warm.shell.id, "name": warm.shell.name, "pid": warm.shell.pid,
-        "groups": warm.groups.data(),
+        "groups": warm.groups.data(), **captures,
     }  # fmt: skip

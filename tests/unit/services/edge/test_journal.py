@@ -20,6 +20,7 @@ from services.edge.drivers.base import Handle
 from services.edge.journal import Journal
 from services.edge.records import Accepted, SandboxRow
 from services.edge.rules import Times
+from shared import ids
 from shared.errors import Internal, Unavailable
 
 REPOSITORY = Path(__file__).parents[4]
@@ -204,3 +205,36 @@ def test_a_journal_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     db = sqlite3.connect(path)
     assert db.execute("select value from meta").fetchone() == ("99",)
     db.close()
+
+
+OLD = """
+create table meta (key text primary key, value text not null) without rowid;
+create table sandbox (
+    uid text primary key, generation integer not null, accepted blob not null,
+    handle text, epoch integer not null default 0, started_at real,
+    idle_s real, deadline_s real, paused integer not null default 0
+) without rowid;
+create table exec (
+    uid text not null, op_id text not null, hash blob not null, at real not null, reply blob,
+    primary key (uid, op_id)
+) without rowid;
+insert into meta values ('version', '1');
+"""
+
+
+async def test_a_journal_of_the_first_version_is_read_on(tmp_path: Path) -> None:
+    before = sqlite3.connect(tmp_path / "j.db")
+    before.executescript(OLD)
+    before.execute("insert into exec values (?, 'old', 'h', 1.0, 'reply')", (UID,))
+    before.commit()
+    before.close()
+    for _ in range(2):
+        journal = Journal(tmp_path / "j.db")
+        journal.start()
+        found = await journal.run(lambda db: records.find_exec(db, UID, "old"))
+        assert found is not None and found.seq == 0
+        claim = Claim(UID, ids.new(), b"h", 2.0, 5, b"{}")
+        assert await journal.run(lambda db, c=claim: records.begin_exec(db, c)) is None  # type: ignore[misc]
+        untold = await journal.run(lambda db: list(records.untold(db)))
+        assert {row[1] for row in untold} == {5}
+        await journal.close()
