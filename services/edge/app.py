@@ -20,8 +20,9 @@ from schemas.subjects import EDGE_DURABLE, inbox_prefix
 from services.edge import probe
 from services.edge.door import COUNTED, Door
 from services.edge.drivers import registry
-from services.edge.drivers.base import Driver, Enforcing
+from services.edge.drivers.base import Driver
 from services.edge.drivers.offers import offered
+from services.edge.drivers.policing import Enforcing
 from services.edge.excess import Excess
 from services.edge.execs import Execs
 from services.edge.handlers import Commands

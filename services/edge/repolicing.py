@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from schemas.exec import PolicyReply, PolicyRequest
 from schemas.sandbox import SandboxSpec
 from services.edge import records, rules
-from services.edge.drivers.base import Enforcing, Handle
+from services.edge.drivers.base import Handle
 from services.edge.drivers.offers import offered
+from services.edge.drivers.policing import Enforcing
 from shared.errors import InvalidRequest, Unsupported
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from schemas.audit import Violation
 from shared.policies import Policy
 
 Cause = str  # a cause of shared.lifecycle.CAUSES
@@ -337,23 +336,6 @@ class Resumable(Protocol):
     def let_go(self) -> None:
         """The edge ends: from now on cancelling :meth:`Driver.exec` leaves the command
         running, to be resumed."""
-        ...
-
-
-@runtime_checkable
-class Enforcing(Protocol):
-    """Optional: policies that change while a sandbox runs, and news of what is denied."""
-
-    async def set_policy(self, handle: Handle, spec: StartSpec) -> Handle:
-        """Puts ``spec.policy`` into force as a whole, also on open connections: what is
-        no longer allowed is reset. A paused sandbox takes it as well. Returns the handle
-        that says what enforces it now. Raises ``Unsupported`` or ``PolicyDenied`` naming
-        the field, and then the old policy is in force."""
-        ...
-
-    def report_to(self, tell: Callable[[Violation], None]) -> None:
-        """From now on every denial is told, with exact counts; id and node are left
-        empty. Called once, before :meth:`Driver.open`."""
         ...
 
 
