@@ -213,9 +213,7 @@ class ExecIO(Protocol):
 class ResumeIO(ExecIO, Protocol):
     """The supervisor's side of a command that is followed again."""
 
-    async def resumes(
-        self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)
-    ) -> None:
+    async def resumes(self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)) -> None:
         """Told before anything else: the command was given ``taken`` bytes of input;
         on a ``terminal`` only new output comes, else stdout and stderr from ``base`` on."""
         ...
