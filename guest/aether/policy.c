@@ -21,6 +21,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define FILTER_MAX 1024 /* instructions: what the stack of a child holds, many times over */
+
 static int kept = -1, asks = -1;
 
 static void replace(int *held, int fd)
@@ -38,7 +40,7 @@ static bool well_formed(const uint8_t *p, size_t n, uint64_t *has_ask)
     while ((k = next_field(&r, &f)) > 0) {
         bool filter = f.tag == T_FILTER || f.tag == T_FILTER_ASK;
         if (filter && (!f.n || f.n % sizeof(struct sock_filter) ||
-                       f.n / sizeof(struct sock_filter) > BPF_MAXINSNS))
+                       f.n / sizeof(struct sock_filter) > FILTER_MAX))
             return false;
         if (!filter && ((f.tag != T_OPEN_FILES && f.tag != T_FILE_SIZE && f.tag != T_HAS_ASK) ||
                         f.n != 8))
@@ -57,6 +59,14 @@ void policy_message(uint32_t id, const uint8_t *p, size_t n, const int *fds, int
     bool good = well_formed(p, n, &has_ask) && count == !!has_ask;
     if (good)
         fd = memfd_create("policy", MFD_CLOEXEC);
+    if (good && !n) { /* none: not even an empty one */
+        replace(&kept, -1);
+        replace(&asks, -1);
+        if (fd >= 0)
+            close(fd);
+        send_frame(M_OK, id, NULL, 0);
+        return;
+    }
     if (fd < 0 || write_all(fd, p, n) < 0) {
         for (int i = 0; i < count; i++)
             close(fds[i]);
@@ -73,10 +83,11 @@ void policy_message(uint32_t id, const uint8_t *p, size_t n, const int *fds, int
     send_frame(M_OK, id, NULL, 0);
 }
 
-void policy_fds(struct launch *l)
+int policy_fds(struct launch *l)
 {
     l->fds[L_POLICY] = kept < 0 ? -1 : fcntl(kept, F_DUPFD_CLOEXEC, 3);
     l->fds[L_ASK] = asks < 0 ? -1 : fcntl(asks, F_DUPFD_CLOEXEC, 3);
+    return kept >= 0 && l->fds[L_POLICY] < 0 ? -1 : 0; /* nothing runs without its policy */
 }
 
 static bool find(const struct reader *policy, uint8_t tag, struct field *f)
@@ -116,22 +127,24 @@ static bool listened(int fd)
     return fd >= 0 && poll(&p, 1, 0) == 1 && !(p.revents & (POLLHUP | POLLERR));
 }
 
-void policy_apply(const struct launch *l)
+/* The child may share its memory with the nest that bore it: nothing is left behind. */
+void policy_apply(const struct launch *l, const struct reader *policy)
 {
     int status = l->fds[L_STATUS];
     struct field f, copy;
     if (l->fds[L_POLICY] < 0)
         return;
-    struct reader policy = mapped(l->fds[L_POLICY], status);
-    if (limit(&policy, T_OPEN_FILES, RLIMIT_NOFILE) || limit(&policy, T_FILE_SIZE, RLIMIT_FSIZE))
+    if (!policy->p)
+        child_fail(status, "policy_denied", "policy", 0, "the policy cannot be read");
+    if (limit(policy, T_OPEN_FILES, RLIMIT_NOFILE) || limit(policy, T_FILE_SIZE, RLIMIT_FSIZE))
         child_fail(status, "policy_denied", "policy.resources", errno, "a limit cannot be set");
-    if (!find(&policy, T_FILTER, &f))
+    if (!find(policy, T_FILTER, &f))
         return;
     uint64_t aligned[(size_t)f.n / sizeof(uint64_t)]; /* a field begins at any byte */
     memcpy(aligned, f.v, f.n);
     f.v = (const uint8_t *)aligned;
     int failed = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), listener = -1;
-    if (!failed && find(&policy, T_FILTER_ASK, &copy) && copy.n == f.n && listened(l->fds[L_ASK])) {
+    if (!failed && find(policy, T_FILTER_ASK, &copy) && copy.n == f.n && listened(l->fds[L_ASK])) {
         memcpy(aligned, copy.v, f.n);
         failed = (listener = filter(&f, SECCOMP_FILTER_FLAG_NEW_LISTENER)) < 0;
         if (!failed && send_fds(l->fds[L_ASK], (uint32_t)getpid(), &listener, 1))

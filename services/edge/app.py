@@ -67,8 +67,8 @@ class Edge:
             node=settings.node, epoch=self.epoch, link=self.link, journal=self.journal
         )
         self.trail = Trail(
-            node=settings.node, link=self.link, journal=self.journal, on=settings.trajectory,
-            output_bytes=settings.trajectory_output_bytes,
+            node=settings.node, link=self.link, journal=self.journal, execs=self.execs,
+            on=settings.trajectory, output_bytes=settings.trajectory_output_bytes,
             request_bytes=settings.trajectory_request_bytes,
         )  # fmt: skip
         layers = LayerService(settings.layers_path)

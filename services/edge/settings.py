@@ -47,7 +47,7 @@ class Settings(Common, kw_only=True):
     ops_per_node: int = 2_048
     connections_per_sandbox: int = 128
     trajectory: bool = True
-    trajectory_output_bytes: int = 192 * 1024
+    trajectory_output_bytes: int = 1024 * 1024
     trajectory_request_bytes: int = 256 * 1024
 
     def __post_init__(self) -> None:
