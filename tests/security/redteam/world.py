@@ -79,7 +79,7 @@ class World:
         self.asked.append(name)
         reply = dns.message.make_response(query)
         found = HOSTS.get(name)
-        if name in self.rotating:
+        if name in self.rotating and question.rdtype == dns.rdatatype.A:
             found = [self.rotating[name][0]]
             self.rotating[name].append(self.rotating[name].pop(0))
         if found is None:
