@@ -106,9 +106,7 @@ class Edge:
             self.supervisor, settings=settings, epoch=self.epoch, limits=limits,
             meter=self.meter,
         )  # fmt: skip
-        self.excess = Excess(
-            self.supervisor, node=settings.node, link=self.link, clock=clock
-        )
+        self.excess = Excess(self.supervisor, node=settings.node, link=self.link, clock=clock)
         self.health = Health("edge")
         self.health.add("journal", self.journal.check)
         self.health.add("bus", self.link.check)
