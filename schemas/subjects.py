@@ -34,6 +34,11 @@ def exec_(project: str, node: str, uid: str, verb: str, principal: str) -> str:
     return f"dsec.exec.v1.{project}.{node}.{uid}.{verb}.{principal}"
 
 
+def blob(project: str, verb: str, principal: str) -> str:
+    """Bytes of a client's upload to imagesvc (``put``) or of its export (``get``)."""
+    return f"dsec.blob.v1.{project}.{verb}.{principal}"
+
+
 def out(node: str, principal: str, connection: str, op: str) -> str:
     """An edge's answers to one operation of one client connection: the reply
     subject of :func:`exec_` requests. An edge may publish only under its node."""
@@ -177,7 +182,12 @@ DURABLES: tuple[Durable, ...] = (
     Durable(
         "imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.create.>",), owner="imagesvc", batch=1
     ),
-    Durable("imagesvc_quick", "DSEC_CMD", ("dsec.cmd.v1.image.delete.>",), owner="imagesvc"),
+    Durable(
+        "imagesvc_quick",
+        "DSEC_CMD",
+        ("dsec.cmd.v1.image.delete.>", "dsec.cmd.v1.image.tag.>"),
+        owner="imagesvc",
+    ),
     Durable(
         "audit_access",
         "DSEC_EVT",
@@ -236,12 +246,20 @@ SUBJECTS: tuple[Subject, ...] = (
             "register an image"),
     Subject("dsec.req.v1.*.image.delete", "jetstream", "client", ("auth",), "ImageDelete",
             "remove an image"),
+    Subject("dsec.req.v1.*.image.tag", "jetstream", "client", ("auth",), "ImageTag",
+            "point a name to what another means"),
     Subject("dsec.req.v1.*.node.*", "jetstream", "client", ("auth",), "NodeCommand",
             "cordon, uncordon, drain"),
     Subject("dsec.get.v1.*.sandbox.*", "core", "client", ("auth",), "SandboxQuery",
             "get, list"),
     Subject("dsec.get.v1.*.job.*", "core", "client", ("auth",), "JobQuery", "list"),
     Subject("dsec.get.v1.*.image.*", "core", "client", ("auth",), "ImageQuery", "get, list"),
+    Subject("dsec.get.v1.*.image.export", "core", "client", ("auth",), "ImageExport",
+            "an environment as an OCI archive"),
+    Subject("dsec.blob.v1.*.put.*", "core", "client", ("imagesvc",), "BlobPut",
+            "bytes of an upload"),
+    Subject("dsec.blob.v1.*.get.*", "core", "client", ("imagesvc",), "BlobGet",
+            "bytes of an export"),
     Subject("dsec.get.v1.*.audit.*", "core", "client", ("auth",), "AuditQuery", "list"),
     Subject("dsec.get.v1.>", "core", "client", ("auth",), "IamQuery",
             "projects, keys, grants, quotas, nodes"),
@@ -297,6 +315,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "ResolveRequest", "names to layers"),
     Subject("dsec.rpc.v1.imagesvc.images", "core", "auth", ("imagesvc",), "ImageQuery",
             "forwarded reads"),
+    Subject("dsec.rpc.v1.imagesvc.export", "core", "auth", ("imagesvc",), "ImageExport",
+            "forwarded exports"),
     Subject("dsec.rpc.v1.audit.entries", "core", "auth", ("audit",), "AuditQuery",
             "forwarded reads"),
     Subject("dsec.hb.v1.*", "core", "edge", ("scheduler", "burst"), "Heartbeat",
@@ -316,20 +336,23 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Which exec verbs a grant opens."""
 
+BLOB_GRANTS: dict[str, str] = {"image.create": "put", "image.export": "get"}
+"""Which transfer verb a grant opens."""
+
 REQ_GRANTS: frozenset[str] = frozenset(
     {
         "sandbox.create", "sandbox.stop", "sandbox.pause", "sandbox.resume",
         "sandbox.set_timeout", "job.open", "job.renew", "project.create", "project.delete",
         "key.create", "key.delete",
         "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
-        "node.cordon", "node.uncordon", "node.drain",
+        "image.tag", "node.cordon", "node.uncordon", "node.drain",
     }
 )  # fmt: skip
 GET_GRANTS: frozenset[str] = frozenset(
     {
         "sandbox.get", "sandbox.list", "job.list", "project.list", "key.list", "grant.list",
         "quota.get",
-        "image.get", "image.list", "node.list", "audit.read",
+        "image.get", "image.list", "image.export", "node.list", "audit.read",
     }
 )  # fmt: skip
 GET_VERBS: dict[str, tuple[str, str]] = {

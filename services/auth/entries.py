@@ -16,7 +16,7 @@ import msgspec
 
 from schemas.audit import Access
 from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage, decode, encode
-from schemas.image import ImageCommand, ImageCreate, ImageDelete
+from schemas.image import ImageCommand, ImageCreate, ImageDelete, ImageTag
 from schemas.job import JobCommand, JobRequest, JobVerb
 from schemas.node import NodeCommand
 from schemas.sandbox import OpCommand, SandboxOpRequest, Verb
@@ -35,7 +35,9 @@ COMMAND_BYTES = 1024 * 1024
 OPS = frozenset(get_args(Verb))
 JOB_VERBS = frozenset(get_args(JobVerb))
 NODE_VERBS = frozenset({"cordon", "uncordon", "drain"})
-IMAGE_VERBS = frozenset({"create", "delete"})
+IMAGE_VERBS: dict[str, type[Any]] = {
+    "create": ImageCreate, "delete": ImageDelete, "tag": ImageTag,
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -134,12 +136,7 @@ def _read_op(entry: Entry) -> None:
 
 
 def _read_image(entry: Entry) -> None:
-    if entry.ask.verb == "create":
-        body: Any = decode(entry.ask.body, ImageCreate)
-        if (body.path is None) == (body.docker is None):
-            raise InvalidRequest("give exactly one of path and docker", field="path")
-    else:
-        body = decode(entry.ask.body, ImageDelete)
+    body: Any = decode(entry.ask.body, IMAGE_VERBS[entry.ask.verb])
     entry.command, entry.target = body, body.name
     _identify(entry, body.request_id)
 

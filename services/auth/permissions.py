@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from schemas.subjects import (
+    BLOB_GRANTS,
     EDGE_DURABLE,
     EXEC_GRANTS,
     GET_GRANTS,
     GET_VERBS,
     REQ_GRANTS,
     WHOAMI,
+    blob,
     exec_,
     get,
     req,
@@ -75,6 +77,8 @@ def _publish(project: str, grant: str, principal: str) -> Iterable[str]:
         entity, verb = GET_VERBS.get(grant, (entity, verb))
         yield get(project, entity, verb)
         yield get(project, entity, verb, principal)
+    if grant in BLOB_GRANTS:
+        yield blob(project, BLOB_GRANTS[grant], principal)
     for opened in EXEC_GRANTS.get(grant, ()):
         yield exec_(project, "*", "*", opened, principal)
 
