@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libdsec import jobs, managers
+from libdsec import images, jobs, managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
 from libdsec.interaction import Interaction
@@ -12,7 +12,7 @@ from libdsec.sandbox import Sandbox
 from libdsec.sessions import Session
 
 FACES: dict[str, tuple[type, tuple[str, ...]]] = {
-    "Images": (managers.Images, ()),
+    "Images": (images.Images, ()),
     "Projects": (managers.Projects, ()),
     "Keys": (managers.Keys, ()),
     "Grants": (managers.Grants, ()),

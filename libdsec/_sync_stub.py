@@ -117,7 +117,7 @@ def _imports(used: set[str]) -> list[str]:
                 )
                 lines |= {f"from {node.module} import {n}" for n in wanted}
     defined = {
-        "LocalPath": "files", "OnProgress": "managers", "OnError": "ports",
+        "LocalPath": "files", "OnProgress": "images", "StrPath": "images", "OnError": "ports",
         "Pattern": "interaction",
     }  # fmt: skip
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}

@@ -32,8 +32,9 @@ from libdsec.args import (
     seconds,
 )
 from libdsec.errors import DSecError, InvalidRequest, NotFound, Unavailable
+from libdsec.images import Images
 from libdsec.jobs import LEASE_S, Job, Jobs
-from libdsec.managers import Audit, Grants, Images, Keys, Nodes, Projects, Quotas
+from libdsec.managers import Audit, Grants, Keys, Nodes, Projects, Quotas
 from libdsec.results import Event
 from libdsec.sandbox import Sandbox
 

@@ -27,10 +27,10 @@ WANTED = (
     "Limits", "Amounts", "ProjectCreate", "ProjectDelete", "ProjectInfo", "KeyCreate",
     "KeyDelete", "KeyInfo", "GrantCreate", "GrantDelete", "QuotaCreate", "QuotaInfo",
     "IamQuery", "IamReply", "NodeCommand", "NodeInfo", "NodeList", "Resources",
-    "BackendStatus", "FeatureReport", "ImageCreate", "ImageDelete", "ImageTag", "ImageExport", "ImageInfo",
-    "Blob", "BlobPut", "BlobGet", "BlobState", "BlobPiece", "BLOB_CHUNK_BYTES", "BLOB_WINDOW", "blob",
-    "ImageReply",
-    "ImageQuery", "AuditQuery", "AuditPage", "AuditEntry", "Finding",
+    "BackendStatus", "FeatureReport", "ImageCreate", "ImageDelete",
+    "ImageTag", "ImageExport", "ImageInfo", "ImageReply", "ImageQuery", "Blob", "BlobPut",
+    "BlobGet", "BlobState", "BlobPiece", "BLOB_CHUNK_BYTES", "BLOB_WINDOW", "blob",
+    "AuditQuery", "AuditPage", "AuditEntry", "Finding",
     "req", "get", "exec_", "out", "inbox_prefix", "evt_sandbox", "audit",
 )  # fmt: skip
 

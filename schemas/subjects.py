@@ -39,6 +39,12 @@ def blob(project: str, verb: str, principal: str) -> str:
     return f"dsec.blob.v1.{project}.{verb}.{principal}"
 
 
+def parse_blob(subject: str) -> tuple[str, str]:
+    """Project and principal of a ``blob`` subject."""
+    parts = subject.split(".")
+    return parts[3], parts[5]
+
+
 def out(node: str, principal: str, connection: str, op: str) -> str:
     """An edge's answers to one operation of one client connection: the reply
     subject of :func:`exec_` requests. An edge may publish only under its node."""

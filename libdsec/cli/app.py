@@ -35,6 +35,8 @@ for module in (commands, files, ports, sandboxes, doctor):
 app.command("logs")(admin.logs)
 app.add_typer(jobs.app, name="job", help="Jobs: sandboxes that outlive their trainer.")
 app.add_typer(images.app, name="image", help="Images, workspaces and toolkits.")
+app.add_typer(images.workspaces, name="workspace", help="Workspaces: what a task works on.")
+app.add_typer(images.toolkits, name="toolkit", help="Toolkits: tools over any base.")
 app.add_typer(admin.projects, name="project", help="Projects.")
 app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")
 app.add_typer(admin.grants, name="grant", help="What principals may do.")

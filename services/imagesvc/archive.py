@@ -17,7 +17,6 @@ from typing import Protocol
 import msgspec
 
 from services.imagesvc.imageconfig import parse_config
-from services.imagesvc.kernelmount import open_beneath
 from services.imagesvc.ociimage import (
     OCI_INDEX,
     ArchiveImage,
@@ -29,6 +28,7 @@ from services.imagesvc.ociimage import (
 )
 from services.imagesvc.spool import Spool
 from services.imagesvc.tarlayer import FileRange, open_tar
+from shared.erofs.kernelmount import open_beneath
 from shared.errors import InvalidRequest, NotFound
 
 FIELD = "archive"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from shared.blobs.layout import LayerFiles
+from shared.blobs.layout import LayerFiles, LayerManifest
 
 _KNOW = text(
     "insert into layer (digest, size_bytes, entries) "
@@ -41,7 +41,11 @@ _USED = text(
 
 
 async def take(
-    connection: AsyncConnection, layers: Sequence[LayerFiles], *, holder: str, seconds: float
+    connection: AsyncConnection,
+    layers: Sequence[LayerFiles] | Sequence[LayerManifest],
+    *,
+    holder: str,
+    seconds: float,
 ) -> None:
     """Keeps ``layers``, stored or about to be, for ``holder``."""
     known = {one.digest: one for one in layers}

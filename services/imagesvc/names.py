@@ -83,3 +83,8 @@ def parse_registry(text: str) -> RegistryName:
     if wrong:
         raise InvalidRequest(f"image {text!r} {wrong}", field="registry")
     return RegistryName(host, repository, digest or tag or DEFAULT_TAG)
+
+
+def is_repository(name: str) -> bool:
+    """Whether container tools take it for a repository's name."""
+    return _REPOSITORY.fullmatch(name) is not None

@@ -60,7 +60,8 @@ class Descriptor:
 class BlobSource(Protocol):
     """Where the blobs of an image come from. ``field``: of the request, for errors."""
 
-    field: str
+    @property
+    def field(self) -> str: ...
 
     def blob(self, descriptor: Descriptor) -> FileRange:
         """A blob whose digest was checked."""

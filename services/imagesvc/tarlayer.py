@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import IO
 
-from services.imagesvc.layertree import Extent, Inode, LayerTree
+from shared.erofs.layertree import Extent, Inode, LayerTree
 from shared.errors import InvalidRequest, Unsupported
 
 BLOCK_BYTES = 512

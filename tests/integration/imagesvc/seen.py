@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.imagesvc.kernelmount import (
+from shared.blobs.folder import FolderStore
+from shared.erofs.kernelmount import (
     FSCONFIG_CMD_CREATE,
     FSMOUNT_CLOEXEC,
     FSOPEN_CLOEXEC,
@@ -21,7 +22,6 @@ from services.imagesvc.kernelmount import (
     mounted_layer,
     syscall,
 )
-from shared.blobs.folder import FolderStore
 
 FSCONFIG_SET_FD = 5
 

@@ -13,7 +13,8 @@ import docker
 import pytest
 
 from services.imagesvc.engine import DockerEngine
-from services.imagesvc.importer import DockerSource, Importer, ImportRequest, PathSource
+from services.imagesvc.importer import Importer
+from services.imagesvc.sources import DockerSource, ImportRequest, PathSource
 from shared.blobs.folder import FolderStore
 from shared.errors import NotFound, Unavailable
 from tests.integration.imagesvc.seen import manifest, mounted

@@ -19,7 +19,8 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.imagesvc.importer import Importer, ImportRequest, PathSource
+from services.imagesvc.importer import Importer
+from services.imagesvc.sources import ImportRequest, PathSource
 from shared.blobs.folder import FolderStore
 from tests.integration.imagesvc.seen import manifest, mounted
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.imagesvc.layertree import Extent, LayerTree, walk
 from services.imagesvc.tarlayer import read_tar
+from shared.erofs.layertree import Extent, LayerTree, walk
 from shared.errors import DsecError, InvalidRequest, Unsupported
 from tests.unit.services.imagesvc.tars import as_range, folder, hardlink, member, symlink, tar_bytes
 

@@ -1,7 +1,7 @@
 """The EROFS on-disk format: a tree and its data placement to the bytes of a metadata image.
 
 Owns: super block, device table, inodes, directories, xattrs, chunk indexes. Does
-not own: file contents (another device, :mod:`services.imagesvc.erofs` writes it).
+not own: file contents (another device, :mod:`shared.erofs.writer` writes it).
 Pure and deterministic: the same tree and placement give the same bytes. The
 format is the kernel's ``fs/erofs/erofs_fs.h``; every inode is of the extended
 kind, which carries its own mtime and 32-bit owners.
@@ -15,7 +15,7 @@ import stat
 import struct
 from dataclasses import dataclass, field
 
-from services.imagesvc.layertree import OPAQUE_XATTR, Inode, walk
+from shared.erofs.layertree import OPAQUE_XATTR, Inode, walk
 from shared.errors import Unsupported
 
 BLOCK_BITS = 12

@@ -13,9 +13,9 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.imagesvc.kernelmount import open_beneath
-from services.imagesvc.layertree import Extent, Inode, LayerTree
-from services.imagesvc.verify import data_spans, read_xattrs
+from shared.erofs.kernelmount import open_beneath
+from shared.erofs.layertree import Extent, Inode, LayerTree
+from shared.erofs.verify import data_spans, read_xattrs
 from shared.errors import Conflict, InvalidRequest
 
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

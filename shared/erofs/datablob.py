@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from services.imagesvc.erofs_format import BLOCK_BYTES, HOLE
 from shared.blobs.layout import DATA_CHUNK_BYTES
+from shared.erofs.format import BLOCK_BYTES, HOLE
 from shared.errors import Unsupported
 
 FLUSH_BYTES = 16 * DATA_CHUNK_BYTES

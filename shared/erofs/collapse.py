@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from services.imagesvc.layertree import Inode, new_dir, stored_bytes
+from shared.erofs.layertree import Inode, new_dir, stored_bytes
 
 COLLAPSE_MAX_BYTES = 3 * 1024**3
 

@@ -2,7 +2,7 @@
 
 Owns: reading a tree's contents once, block placement, sharing of equal files,
 holes, the blob's chunk digests, the layer's digest, the check of the result.
-Does not own: the format (:mod:`services.imagesvc.erofs_format`), where layers are
+Does not own: the format (:mod:`shared.erofs.format`), where layers are
 kept (:mod:`shared.blobs`).
 
 The metadata image is written here instead of by ``mkfs.erofs``: version 1.5 reads
@@ -17,11 +17,11 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from services.imagesvc import verify as verification
-from services.imagesvc.datablob import DataBlob
-from services.imagesvc.erofs_format import BLOCK_BYTES, HOLE, Placement, encode
-from services.imagesvc.layertree import Inode, unique_inodes
 from shared.blobs.layout import CHUNKS_NAME, DATA_NAME, META_NAME, LayerFiles
+from shared.erofs import verify as verification
+from shared.erofs.datablob import DataBlob
+from shared.erofs.format import BLOCK_BYTES, HOLE, Placement, encode
+from shared.erofs.layertree import Inode, unique_inodes
 from shared.errors import InvalidRequest, Unsupported
 
 INLINE_MAX_BYTES = 1024  # smaller files live in the metadata, which nodes have locally

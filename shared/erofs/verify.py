@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from services.imagesvc.kernelmount import mounted_layer
-from services.imagesvc.layertree import OPAQUE_XATTR, Inode
+from shared.erofs.kernelmount import mounted_layer
+from shared.erofs.layertree import OPAQUE_XATTR, Inode
 from shared.errors import Internal
 
 READ_BYTES = 1024 * 1024

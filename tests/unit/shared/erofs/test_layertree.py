@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.imagesvc.layertree import (
+from shared.erofs.layertree import (
     DEPTH_MAX,
     Inode,
     LayerTree,

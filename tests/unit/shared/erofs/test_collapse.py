@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import stat
 
-from services.imagesvc.collapse import Collapser
-from services.imagesvc.layertree import Extent, Inode, LayerTree, walk
-from tests.unit.services.imagesvc.test_layertree import directory, regular
+from shared.erofs.collapse import Collapser
+from shared.erofs.layertree import Extent, Inode, LayerTree, walk
+from tests.unit.shared.erofs.test_layertree import directory, regular
 
 
 def sized(length: int) -> Inode:

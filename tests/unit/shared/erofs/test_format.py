@@ -7,8 +7,7 @@ import stat
 
 import pytest
 
-from services.imagesvc.erofs import chunk_bits
-from services.imagesvc.erofs_format import (
+from shared.erofs.format import (
     BLOCK_BYTES,
     Placement,
     crc32c,
@@ -16,9 +15,10 @@ from services.imagesvc.erofs_format import (
     encode_device,
     encode_xattrs,
 )
-from services.imagesvc.layertree import Inode, LayerTree
+from shared.erofs.layertree import Inode, LayerTree
+from shared.erofs.writer import chunk_bits
 from shared.errors import Unsupported
-from tests.unit.services.imagesvc.test_layertree import directory, regular
+from tests.unit.shared.erofs.test_layertree import directory, regular
 
 
 def test_the_checksum_is_crc32c() -> None:
