@@ -94,14 +94,14 @@ class _Packer:
 
     def _content(self, fd: int, name: bytes, info: tarfile.TarInfo) -> None:
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-        with open(opened, "rb", buffering=0) as file:
+        with open(opened, "rb"):
             spans = data_spans(opened, info.size)
             held = sum(end - start for start, end in spans)
             if info.size - held < SPARSE_MIN_BYTES:
-                self.tar.addfile(info, _Told(file.read, self.tick))  # type: ignore[arg-type]
-                return
-            parts = _sparse(info, spans)
-            reader = _Spans(opened, [(-len(parts), 0), *spans], parts)
+                reader = _Spans(opened, [(0, info.size)], b"")
+            else:
+                parts = _sparse(info, spans)
+                reader = _Spans(opened, [(-len(parts), 0), *spans], parts)
             self.tar.addfile(info, _Told(reader.read, self.tick))  # type: ignore[arg-type]
 
 
