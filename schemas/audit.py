@@ -39,9 +39,31 @@ class AccessRecords(Versioned, frozen=True):
     records: list[Access]
 
 
+class Destination(Message, frozen=True):
+    """Where a sandbox wanted to go. ``protocol`` is ``tcp``, ``udp``, ``icmp`` or
+    ``ip-<number>``; ``domain`` the name, where one is known; ``port`` 0: there is none."""
+
+    address: str = ""
+    port: int = 0
+    protocol: str = ""
+    domain: str = ""
+
+
 class Violation(Message, frozen=True):
     """Something a sandbox was denied. ``rule`` and ``mechanism`` say by what;
-    ``actor`` is the process (pid, comm, user) as the kernel named it."""
+    ``actor`` is the process (pid, comm, user) as the kernel named it, where it did.
+
+    Sources and what they fill in: ``bpf_net`` (``destination``, ``actor``), ``dns``
+    (``destination.domain``), ``sni`` (``destination``), ``seccomp`` (``syscall``),
+    ``landlock``, ``apparmor``, ``bpf_lsm``, ``observer`` (``path``), ``resource``,
+    ``policy`` (a rule that could not be put into force), ``layers``.
+
+    One violation stands for ``count`` equal ones from ``first_at`` to ``at`` (the count
+    is exact, details are those of the last); ``lost`` are further ones of that time
+    whose details are not known at all. ``targets`` is how many different destinations
+    a summary stands for, ``samples`` some of them: a port scan is one violation.
+    ``id`` makes it idempotent. ``policy`` and ``stage`` are what was in force.
+    """
 
     id: str
     at: UnixTime
@@ -56,6 +78,15 @@ class Violation(Message, frozen=True):
     subject: str = ""
     count: int = 1
     lost: int = 0
+    action: str = ""
+    first_at: UnixTime = 0.0
+    destination: Destination | None = None
+    path: str = ""
+    syscall: str = ""
+    targets: int = 0
+    samples: list[str] = []
+    policy: str = ""
+    stage: str = ""
 
 
 class Violations(Versioned, frozen=True):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from services.edge.cgroups import remove_parent
 from services.edge.drivers.base import Exited, Handle, Layer, StartSpec
 from services.edge.drivers.container import ContainerDriver, ContainerSettings
 from tests.integration.container.images import busybox_layer
@@ -89,3 +90,7 @@ async def container_harness(folder: Path, **changes: Any) -> AsyncIterator[Conta
             if shell.instance != harness.driver._instance:
                 await harness.driver._sweep_shell(shell)
         await harness.driver.close()
+        parent = settings.cgroup_parent
+        left = list(Path("/sys/fs/cgroup").glob(f"*/{parent}"))
+        remove_parent(parent)
+        assert not left, f"the driver left its control group {parent}"

@@ -18,7 +18,7 @@ from services.edge.drivers.base import Layer
 from services.edge.drivers.container import ContainerDriver, ContainerSettings
 from shared.errors import Conflict, InvalidRequest, Unavailable, Unsupported
 from tests.conformance.harness import Recorder, new_uid, run, until
-from tests.integration.container.harness import ContainerHarness, container_harness
+from tests.integration.container.harness import ContainerHarness
 from tests.integration.container.images import small_layer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.docker]
@@ -366,19 +366,6 @@ async def test_a_uid_in_use_is_a_conflict(harness: ContainerHarness) -> None:
     with pytest.raises(Conflict):
         await harness.driver.start(harness.spec(uid=uid))
     await harness.driver.stop(handle)
-
-
-async def test_a_closed_driver_leaves_no_control_group(tmp_path: Path) -> None:
-    parent = f"dsec-test-{new_uid()[-8:]}"
-
-    def groups() -> list[Path]:
-        return list(Path("/sys/fs/cgroup").glob(f"*/{parent}"))
-
-    async with container_harness(tmp_path, cgroup_parent=parent, pool_size=1) as harness:
-        handle = await harness.driver.start(harness.spec(uid=new_uid()))
-        assert groups(), "the engine made them"
-        await harness.driver.stop(handle)
-    assert groups() == []
 
 
 async def test_a_shell_that_the_engine_made_after_its_edge_died_is_removed(

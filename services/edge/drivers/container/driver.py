@@ -137,9 +137,9 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         await self._reaper.close()
         if self._pausing is not None:
             await self._pausing.close(alone=alone)
+        await self._engine.close()
         if self._shells is not None:
             self._shells.close()
-        self._engine.close()
 
     @property
     def shells(self) -> Shells:

@@ -9,6 +9,7 @@ configuration is relied on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import tarfile
@@ -235,8 +236,13 @@ class Engine:
             for c in found
         ]
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Waits, within the engine's limit, for calls that nobody waits for any more: a
+        shell that is made meanwhile removes itself, and only then is nothing left."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.engine_s):
+                await asyncio.to_thread(self._threads.shutdown, wait=True)
         if self._client is not None:
             self._client.close()
             self._client = None
