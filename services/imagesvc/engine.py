@@ -17,7 +17,7 @@ from typing import IO, Any
 import docker
 import requests
 import urllib3
-from docker.errors import DockerException, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound
 from docker.utils.build import PatternMatcher
 
 from shared.errors import InvalidRequest, NotFound, Unavailable
@@ -103,8 +103,11 @@ class DockerEngine:
                         _pack_folder(context, dockerfile, out)
                     else:
                         _pack_tar(context, dockerfile, out)
+                    found = dockerfile in out.getnames()
             except (tarfile.TarError, EOFError) as error:
                 raise InvalidRequest(f"damaged build context: {error}", field="archive") from error
+            if not found:
+                raise InvalidRequest(f"the context has no file {dockerfile}", field=BUILD_FIELD)
             packed.seek(0)
             yield packed
 
@@ -121,6 +124,10 @@ def _typed() -> Iterator[None]:
         yield
     except ImageNotFound as error:
         raise NotFound(f"the engine has no such image: {error}", field=FIELD) from error
+    except APIError as error:
+        if error.status_code == requests.codes.bad_request:
+            raise InvalidRequest(f"container engine: {error.explanation}", field=FIELD) from error
+        raise Unavailable(f"container engine: {error}", field=FIELD) from error
     except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise Unavailable(f"container engine: {error}", field=FIELD) from error
 
