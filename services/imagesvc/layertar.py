@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from services.imagesvc.tarlayer import TAR_TYPES, XATTR_KEYWORD
+from services.imagesvc.tarlayer import SPARSE_NAME_KEYWORD, TAR_TYPES, XATTR_KEYWORD
 from shared.erofs.layertree import (
     OPAQUE_XATTR,
     OVERLAY_XATTR_PREFIX,
@@ -27,6 +27,8 @@ from shared.errors import Unsupported
 READ_BYTES = 1024 * 1024
 SPARSE_MIN_BYTES = 1024 * 1024
 """Holes of a file that are worth a map of its data."""
+SPARSE_NAME = "GNUSparseFile.0/file"
+"""For readers that know no maps; plain and short, so that no other record names the file."""
 TYPES = {kind: letter for letter, kind in TAR_TYPES.items()}
 
 
@@ -141,10 +143,9 @@ def _sparse(info: tarfile.TarInfo, spans: list[tuple[int, int]]) -> bytes:
     head += bytes(-len(head) % tarfile.BLOCKSIZE)
     info.pax_headers = dict(info.pax_headers) | {
         "GNU.sparse.major": "1", "GNU.sparse.minor": "0",
-        "GNU.sparse.name": info.name, "GNU.sparse.realsize": str(info.size),
+        SPARSE_NAME_KEYWORD: info.name, "GNU.sparse.realsize": str(info.size),
     }  # fmt: skip
-    folder, _, name = info.name.rpartition("/")
-    info.name = f"{folder}/GNUSparseFile.0/{name}".lstrip("/")
+    info.name = SPARSE_NAME
     info.size = len(head) + sum(end - start for start, end in spans)
     return head
 
