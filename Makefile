@@ -9,11 +9,13 @@ TEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 WORKERS = -n $(TEST_WORKERS) --dist loadgroup
 BENCH ?= create
+SEED ?= 1
+CHAOS_ARGS ?=
 SECONDS ?= 60
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo local test test-unit test-integration test-e2e test-inspect lint schemas guest fuzz lock wheel up down bench clean
+.PHONY: help setup demo local test test-unit test-integration test-e2e test-inspect chaos lint schemas guest fuzz lock wheel up down bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +45,9 @@ test-inspect: setup wheel ## run Inspect's own sandbox checks and an evaluation 
 	@scripts/client_venv.sh inspect
 	@$(PYTHON) scripts/with_system.py .venv-inspect/bin/pytest -c tests/clients/inspect/pytest.ini \
 	  tests/clients/inspect $(PYTEST_ARGS)
+
+chaos: setup ## rollouts while everything is killed once: make chaos SEED=7 (ten minutes or more)
+	@$(PYTHON) -m sim.chaos --seed $(SEED) $(CHAOS_ARGS)
 
 lint: setup ## ruff, mypy, import contracts and size budget
 	@$(PYTEST) tests/architecture -q $(PYTEST_ARGS)

@@ -11,6 +11,7 @@ import asyncio
 import time
 from typing import Any
 
+from bench import trajectory
 from bench.docker_peer import DockerPeer, docker_peer
 from bench.harness import local_system, percentile, spread, timed
 from bench.images import BASE, rootfs
@@ -35,20 +36,23 @@ time.sleep(3600)
 
 async def run(*, quick: bool) -> dict[str, Any]:
     """Figures: pause_p50_ms resume_exec_p50_ms reclaimed_share reclaim_s job200_s
-    ratio_docker; ``trajectory_overhead`` is null as long as there is no such log."""
+    ratio_docker; those of :mod:`bench.trajectory`."""
     env = {
         "DSEC_CONTAINER_SWAP": "zram", "DSEC_CONTAINER_SWAP_MB": str(SWAP_MB),
         "DSEC_PRESSURE_CPU": "1.1",  # what is measured here loads the machine itself
     }  # fmt: skip
     with docker_peer(rootfs()) as peer:
-        async with local_system(env=env) as (_, client):
+        async with local_system(env=env) as (system, client):
             node = (await client.nodes.list())[0]
             feature = node.backends["container"].features["reclaim"]
             figures: dict[str, Any] = {"swap": feature.reason}
             figures |= await _pauses(client, peer, QUICK_ROUNDS if quick else ROUNDS)
             figures |= await _memory(client, QUICK_RESUMES if quick else RESUMES)
             figures |= await _job(client, QUICK_JOB if quick else JOB)
-    return {**figures, "trajectory_overhead": None}
+            figures |= await trajectory.forwarding(client, quick=quick)
+            figures |= await trajectory.provenance(client, quick=quick)
+            figures |= await trajectory.overhead(client, system, quick=quick)
+    return figures
 
 
 def _args(memory_mb: int) -> DSecContainerRunArgs:

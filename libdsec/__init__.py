@@ -26,6 +26,7 @@ from libdsec.errors import (
     Conflict,
     DeadlineExceeded,
     DirectoryNotEmpty,
+    Divergence,
     DSecError,
     ExecFailed,
     ExecTimeout,
@@ -44,6 +45,7 @@ from libdsec.errors import (
     NoSpaceLeft,
     NotARegularFile,
     NotFound,
+    OutcomeUnknown,
     PolicyDenied,
     PortError,
     PortRefused,
@@ -56,13 +58,17 @@ from libdsec.errors import (
     Unsupported,
 )
 from libdsec.files import Files
+from libdsec.forward import FastForward
 from libdsec.interaction import Found, Interaction
 from libdsec.jobs import Job
 from libdsec.ports import Connection, LocalAddress, Port
 from libdsec.process import Output, Process
+from libdsec.replay import Difference, Replay
 from libdsec.results import Event, ExecResult, FileChange, FileInfo, Info, TreeCopy
 from libdsec.sandbox import Sandbox
 from libdsec.sessions import Session
+from libdsec.snapshots import Layer, Snapshot
+from libdsec.trajectory import Provenance, Trajectory, TrajectoryRecord
 
 __all__ = [
     "BadPath",
@@ -76,13 +82,16 @@ __all__ = [
     "DSecRunArgs",
     "DSecVMRunArgs",
     "DeadlineExceeded",
+    "Difference",
     "DirectoryNotEmpty",
+    "Divergence",
     "Event",
     "ExecFailed",
     "ExecResult",
     "ExecTimeout",
     "ExpectEnded",
     "ExpectTimeout",
+    "FastForward",
     "FileAlreadyExists",
     "FileChange",
     "FileChanged",
@@ -100,10 +109,12 @@ __all__ = [
     "InternalError",
     "InvalidRequest",
     "Job",
+    "Layer",
     "LocalAddress",
     "NoSpaceLeft",
     "NotARegularFile",
     "NotFound",
+    "OutcomeUnknown",
     "Output",
     "PolicyDenied",
     "Port",
@@ -111,11 +122,16 @@ __all__ = [
     "PortRefused",
     "PortReset",
     "Process",
+    "Provenance",
     "QuotaExceeded",
+    "Replay",
     "Sandbox",
     "SandboxDied",
     "Session",
+    "Snapshot",
     "StdinClosed",
+    "Trajectory",
+    "TrajectoryRecord",
     "TreeCopy",
     "Unauthenticated",
     "Unavailable",

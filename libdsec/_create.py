@@ -120,10 +120,12 @@ async def create(
     request_id: str,
     wait: bool,
     kept: Sequence[bool],
+    verb: str = "create",
+    project: str | None = None,
 ) -> list[Made]:
     """The results of one request, in order. Raises where it was refused as a whole.
     What is not ``kept`` (one flag an item) ends with the client."""
-    project = core.config.project
+    project = project or core.config.project
     creation = Creation(request_id, len(specs) * count)
     known = {uid for uid in creation.index_of if uid in core.owned}
     body = encode(
@@ -138,7 +140,8 @@ async def create(
         if not kept[index]:
             core.owned[uid] = project  # from now on, so that a close meanwhile ends them
     try:
-        await _request(core, project, creation, body, timeout_s=timeout_s, wait=wait)
+        subject = core.calls.req_subject(project, "sandbox", verb)
+        await _request(core, subject, project, creation, body, timeout_s=timeout_s, wait=wait)
     except BaseException as exc:
         _forget(core, set(creation.index_of) - known)
         refused = isinstance(exc, DSecError) and not exc.retryable and not exc.is_infra
@@ -155,10 +158,10 @@ def _forget(core: Core, uids: set[str]) -> None:
 
 
 async def _request(
-    core: Core, project: str, creation: Creation, body: bytes, *, timeout_s: float, wait: bool
-) -> None:
+    core: Core, subject: str, project: str, creation: Creation, body: bytes, *, timeout_s: float,
+    wait: bool,
+) -> None:  # fmt: skip
     end = time.monotonic() + timeout_s + GRACE_S
-    subject = core.calls.req_subject(project, "sandbox", "create")
     with core.calls.mailbox(subject) as box:
         await core.calls.store(subject, body, reply_to=box.address, timeout_s=timeout_s)
         if not wait:

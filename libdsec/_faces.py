@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from libdsec import images, jobs, managers
+from libdsec import audit, images, jobs, managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
+from libdsec.forward import FastForward
 from libdsec.interaction import Interaction
 from libdsec.ports import Connection, Port
 from libdsec.process import Output, Process
 from libdsec.sandbox import Sandbox
 from libdsec.sessions import Session
+from libdsec.trajectory import Trajectory
 
 FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Images": (images.Images, ()),
@@ -18,7 +20,7 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Grants": (managers.Grants, ()),
     "Quotas": (managers.Quotas, ()),
     "Nodes": (managers.Nodes, ()),
-    "Audit": (managers.Audit, ()),
+    "Audit": (audit.Audit, ()),
     "Jobs": (jobs.Jobs, ()),
     "Job": (jobs.Job, ("id", "lease_s", "on_lost", "sandboxes", "epoch", "lost")),
     "Files": (Files, ()),
@@ -29,6 +31,11 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Interaction": (Interaction, ("process",)),
     "Session": (Session, ("name",)),
     "Sandbox": (Sandbox, ("uid", "project", "state", "job", "labels", "files")),
+    "FastForward": (
+        FastForward,
+        ("uid", "project", "state", "job", "labels", "files", "lane", "step", "replayed"),
+    ),
+    "Trajectory": (Trajectory, ()),
     "DSecClient": (
         DSecClient,
         ("images", "projects", "keys", "grants", "quotas", "nodes", "audit", "jobs"),

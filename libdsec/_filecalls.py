@@ -145,7 +145,7 @@ def stored(reply: FileReply, count: int, path: str) -> int:
 
 def info_of(entry: FileEntry) -> FileInfo:
     """A file's facts as users see them."""
-    names = ("type", "size", "mode", "uid", "gid", "mtime", "ino", "nlink", "mtime_ns")
+    names = ("type", "size", "mode", "uid", "gid", "mtime", "ino", "nlink", "mtime_ns", "ctime_ns")
     target = entry.target
     return FileInfo(
         path=whole_name(entry.path, entry.raw_path),

@@ -221,9 +221,10 @@ class Operation(Generic[R]):
         if self._refusal is not None and self._refusal.code == "unavailable":
             self.nobody()  # a node that is starting or ending: not the last word
             return
-        self._finish(reply)
+        self.finish(reply)
 
-    def _finish(self, reply: R) -> None:
+    def finish(self, reply: R) -> None:
+        """It ends with this reply, unless it ended before."""
         if not self._final.done():
             self._final.set_result(reply)
         self._over()

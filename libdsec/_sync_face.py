@@ -36,7 +36,7 @@ class Face:
 
 def wrap(value: Any) -> Any:
     """``value`` with every async object in it replaced by its face."""
-    face = _faces.get(type(value))
+    face = next((_faces[kind] for kind in type(value).__mro__ if kind in _faces), None)
     if face is not None:
         return _faced(face, value)
     if isinstance(value, list):

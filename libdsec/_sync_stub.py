@@ -28,6 +28,11 @@ ATTRIBUTES = {
         "uid": "str", "project": "str", "state": "str", "job": "str | None",
         "labels": "dict[str, str]", "files": "Files",
     },
+    "FastForward": {
+        "uid": "str", "project": "str", "state": "str", "job": "str | None",
+        "labels": "dict[str, str]", "files": "Files", "lane": "str", "step": "int",
+        "replayed": "int",
+    },
     "Job": {
         "id": "str", "lease_s": "float", "on_lost": "str", "sandboxes": "list[Sandbox]",
         "epoch": "int", "lost": "DSecError | None",
@@ -91,7 +96,10 @@ def _class(name: str, source: type) -> str:
     made = name == "DSecClient"
     nodes = [_node(base) for base in _own(source)]
     node = nodes[0]
-    members = [n for found in nodes for n in found.body]
+    members: list[ast.stmt] = []
+    for found in nodes:  # what a class has itself comes before what it inherits
+        known = {_name(n) for n in members} - {""}
+        members += [n for n in found.body if _name(n) not in known]
     body = [n for n in members if _public(n) and (made or _name(n) != "__init__")]
     overloaded = {_name(n) for n in body if _is_overload(n)}
     body = [n for n in body if _is_overload(n) or _name(n) not in overloaded]
@@ -118,6 +126,7 @@ def _imports(used: set[str]) -> list[str]:
                 lines |= {f"from {node.module} import {n}" for n in wanted}
     defined = {
         "LocalPath": "files", "OnProgress": "images", "StrPath": "images", "OnError": "ports",
+        "Chain": "audit", "Explanation": "audit",
         "Pattern": "interaction",
     }  # fmt: skip
     lines |= {f"from libdsec.{m} import {n}" for n, m in defined.items() if n in used}
@@ -140,8 +149,8 @@ def source() -> str:
 def _constants(used: set[str]) -> list[str]:
     """Defaults that signatures name."""
     found = []
-    for source, _ in FACES.values():
-        module = inspect.getmodule(source)
+    bases = {base for source, _ in FACES.values() for base in _own(source)}
+    for module in {inspect.getmodule(base) for base in bases}:
         values = vars(module).items()
         found += [f"{n}: {_typed(v)}" for n, v in values if n.isupper() and n in used]
     return sorted(set(found))

@@ -152,7 +152,9 @@ Labels = dict[
 ]
 
 class SandboxSpec(Message, frozen=True):
-    """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top)."""
+    """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
+    Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
+    that is: the scheduler fills it in."""
 
     backend: Backend = "container"
     container_image: ImageName | None = None
@@ -176,14 +178,17 @@ class SandboxSpec(Message, frozen=True):
     labels: Labels = {}
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
+    source: Uid | None = None
+    node: Token | None = None
 
 class CreateRequest(Versioned, frozen=True):
-    """client → auth, ``dsec.req.v1.<project>.sandbox.create[.<principal>]``.
+    """client → auth, ``dsec.req.v1.<project>.sandbox.<create|fork>[.<principal>]``.
 
     ``specs`` × ``count`` sandboxes (``count`` > 1 only with one spec). Each spec is
     judged alone: bad ones get their own error, the others run. ``request_id`` is
     the idempotency key and the uid of the first sandbox; sandbox *i* has the uid
-    ``ids.item_uid(request_id, i)``. ``timeout_s`` bounds the wait for readiness.
+    ``ids.item_uid(request_id, i)``. ``timeout_s`` bounds the wait for readiness. A fork's
+    one spec names its ``source``: the environment is that sandbox's, whatever else it says.
     """
 
     request_id: Uid
@@ -350,6 +355,12 @@ Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")
 
 Cells = Annotated[int, Meta(ge=1, le=65_535)]
 
+Lane = Annotated[str, Meta(min_length=1, max_length=64)]
+"""A thread of a script whose operations are counted."""
+
+Step = Annotated[int, Meta(ge=1)]
+"""The number of an operation in its lane."""
+
 UserName = Annotated[str, Meta(min_length=1, max_length=64)]
 
 class ExecRequest(Versioned, frozen=True):
@@ -363,7 +374,7 @@ class ExecRequest(Versioned, frozen=True):
     puts it on a terminal, with ``stream``; its output is ``stdout`` alone. ``attach``: no
     command, but the frames and the reply of the operation ``op_id`` of the same
     principal, from the output ``offset`` on (bytes of both streams) as far as it is
-    retained."""
+    retained. ``lane`` and ``step``: its place in a script, for the trajectory log."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -383,6 +394,8 @@ class ExecRequest(Versioned, frozen=True):
     pty: tuple[Cells, Cells] | None = None
     attach: bool = False
     offset: Annotated[int, Meta(ge=0)] = 0
+    lane: Lane | None = None
+    step: Step | None = None
 
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
@@ -451,11 +464,14 @@ class FileRequest(Versioned, frozen=True):
     raw_target: Annotated[bytes, Meta(min_length=1, max_length=4096)] | None = None
     mtime_ns: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     sparse: bool = False
+    lane: Lane | None = None
+    step: Step | None = None
 
 class FileEntry(Message, frozen=True):
     """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch,
     ``mtime_ns`` the same exactly; ``ino`` and ``nlink``: which entries are names of one
-    file. ``raw_path`` and ``raw_target``: the bytes of names that are no UTF-8."""
+    file; ``ctime_ns``: when it last changed in any way (0: not known). ``raw_path`` and
+    ``raw_target``: the bytes of names that are no UTF-8."""
 
     path: str
     type: str
@@ -470,6 +486,7 @@ class FileEntry(Message, frozen=True):
     ino: int = 0
     nlink: int = 1
     mtime_ns: int = 0
+    ctime_ns: int = 0
 
 class FileEvent(Message, frozen=True):
     """A line of ``file_watch``. ``change``: ``ready`` (from here on nothing is missed),
@@ -705,11 +722,14 @@ class NodeList(Versioned, frozen=True):
 
     nodes: list[NodeInfo]
 
-Kind = Literal["base", "workspace", "toolkit"]
+Kind = Literal["base", "workspace", "toolkit", "snapshot"]
 
 Form = Literal["auto", "image", "tree", "git", "dockerfile"]
 
 BlobId = Annotated[str, Meta(pattern=r"^[0-9a-z]{16,64}$(?!\n)")]
+
+ScrubPattern = Annotated[str, Meta(min_length=2, max_length=1024, pattern=r"^/[^\x00]*$")]
+"""An absolute path; ``*`` stands for anything within a name, ``**`` for any names."""
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 
@@ -791,6 +811,44 @@ class ImageTag(Versioned, frozen=True):
     name: ImageName
     target: ImageName
 
+class SnapshotCreate(Versioned, frozen=True):
+    """``req sandbox.snapshot``: what a sandbox changed becomes a layer over its own, and
+    the whole an image: ``name``, or where that is missing a snapshot of a name made up
+    from the request id. ``scrub``: residue of its use is left out, and what ``remove``
+    names too."""
+
+    request_id: Uid
+    uid: Uid
+    name: ImageName | None = None
+    scrub: bool = False
+    remove: Annotated[list[ScrubPattern], Meta(max_length=256)] = []
+    memory: bool = False
+
+class Removed(Message, frozen=True):
+    """What a scrub left out: the path, the rule that says so, bytes of contents below it."""
+
+    path: str
+    rule: str
+    bytes: int = 0
+
+class LayerProvenance(Message, frozen=True):
+    """Where a packed layer comes from. ``parents``: the digests it lies upon; ``spec``:
+    of its sandbox; ``frozen_s``: how long that stood still; ``removed``: the first of
+    ``removed_count`` things that were scrubbed."""
+
+    sandbox: Uid
+    principal: str
+    node: str
+    at: UnixTime
+    layer: str
+    parents: list[str] = []
+    job: str | None = None
+    spec: SandboxSpec | None = None
+    frozen_s: float = 0.0
+    scrubbed: bool = False
+    removed: list[Removed] = []
+    removed_count: int = 0
+
 class ImageInfo(Message, frozen=True):
     """A registered image. Names are visible in their project and below it."""
 
@@ -801,6 +859,7 @@ class ImageInfo(Message, frozen=True):
     config: ImageConfig
     size_bytes: int
     created_at: UnixTime
+    provenance: LayerProvenance | None = None
 
 class ImageReply(Versioned, frozen=True):
     """The answer to an image request. While an import runs, replies with only
@@ -885,22 +944,42 @@ class JobPage(Versioned, frozen=True):
     jobs: list[JobInfo]
     next: str | None = None
 
+Severity = Literal["info", "low", "medium", "high", "critical"]
+
+Response = Literal["alert", "tighten", "freeze", "kill", "quarantine"]
+
 class Finding(Versioned, frozen=True):
-    """audit → security team, ``dsec.audit.v1.<project>.<severity>.<rule>``."""
+    """audit → security team, ``dsec.audit.v1.<project>.<severity>.<rule>``.
+
+    ``count`` is what the rule measured (events, different targets, bytes) from
+    ``first_at`` to ``at``, ``total`` all of it since the rule first fired; ``evidence``
+    are ids of records. ``response`` is what was done, ``refused`` why it could not be.
+    """
 
     id: str
     at: UnixTime
     project: str
-    severity: Literal["info", "low", "medium", "high", "critical"]
+    severity: Severity
     rule: str
     explanation: str
     uid: str | None = None
     principal: str | None = None
     evidence: list[str] = []
     confidence: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    title: str = ""
+    node: str = ""
+    job: str | None = None
+    task: str | None = None
+    count: int = 1
+    total: int = 1
+    first_at: UnixTime = 0.0
+    response: Response = "alert"
+    refused: WireError | None = None
 
 class AuditQuery(Versioned, frozen=True):
-    """``get audit.list``: newest first; ``before`` is the last id of the page before."""
+    """``get audit.list``: newest first; ``before`` is the last number of the page before.
+    ``kind``: ``access``, ``violation``, ``finding`` or ``retention``; of findings ``verb``
+    is the rule and ``outcome`` the severity, of violations the rule and the verdict."""
 
     project: str | None = None
     principal: str | None = None
@@ -911,20 +990,191 @@ class AuditQuery(Versioned, frozen=True):
     before: int | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] = 200
     projects: list[str] = []
+    kind: str | None = None
+    outcome: str | None = None
+    until: UnixTime | None = None
+    ids: Annotated[list[str], Meta(max_length=1000)] = []
 
 class AuditEntry(Message, frozen=True):
-    """A stored record: its number, its content, and the chain hash over both."""
+    """A stored record: its number, its content, and the chain hash over both. ``id``
+    names it in queries (``ids``) and in the evidence of findings."""
 
     seq: int
     kind: str
     record: dict[str, Any]
     hash: str
+    id: str = ""
 
 class AuditPage(Versioned, frozen=True):
     """Entries, newest first; ``next`` is set where more follow."""
 
     entries: list[AuditEntry]
     next: int | None = None
+
+class RuleInfo(Message, frozen=True):
+    """A rule of audit. ``measure`` reaches ``threshold`` within ``window_s``."""
+
+    id: str
+    title: str
+    severity: Severity
+    confidence: float
+    explanation: str
+    threshold: int = 1
+    window_s: float = 0.0
+    measure: str = "events"
+    respond: Response = "alert"
+
+class RulesQuery(Versioned, frozen=True):
+    """``get audit.rules``."""
+
+    rule: str | None = None
+
+class RulesReply(Versioned, frozen=True):
+    """The rules in force."""
+
+    rules: list[RuleInfo]
+
+class DryRunQuery(Versioned, frozen=True):
+    """``get audit.dry_run``: what ``rules`` (a rules file's text) would have found in the
+    violations of the record. Nothing is told or done."""
+
+    rules: Annotated[str, Meta(min_length=1, max_length=100_000)]
+    project: str | None = None
+    since: UnixTime | None = None
+    until: UnixTime | None = None
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 20_000
+    projects: list[str] = []
+
+class DryRunReply(Versioned, frozen=True):
+    """``events`` were looked at; ``complete`` is false where there are more of them, or
+    more findings than fit."""
+
+    events: int
+    findings: list[Finding]
+    complete: bool = True
+
+class VerifyQuery(Versioned, frozen=True):
+    """``get audit.verify``: a part of the chain. ``after`` and ``hash`` (hex) are where the
+    part before ended; without them it begins where the record does."""
+
+    after: int | None = None
+    hash: str | None = None
+
+class VerifyReply(Versioned, frozen=True):
+    """``seq`` and ``hash``: up to where the chain holds; ``head``: the newest number when
+    this part was begun; ``anchor``: the number it begins behind, once older days are
+    gone. ``broken_at`` with its ``reason`` where it does not hold."""
+
+    seq: int
+    hash: str
+    head: int
+    anchor: int = 0
+    broken_at: int | None = None
+    reason: str = ""
+
+class SuggestQuery(Versioned, frozen=True):
+    """``get audit.suggest``: the smallest change of policy that would have let through
+    what was denied in sandboxes (``uid``, ``job``, ``task``; all of the project)."""
+
+    project: str | None = None
+    uid: str | None = None
+    job: str | None = None
+    task: str | None = None
+    since: UnixTime | None = None
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 20_000
+    projects: list[str] = []
+
+class Suggestion(Message, frozen=True):
+    """One change: ``value`` is added at ``path`` of the policy document (with ``remove``:
+    goes from there; ``higher``: a limit is to be). ``count`` denials in
+    ``sandboxes`` sandboxes asked for it. ``withheld``: a rule that takes these denials
+    for an attack, so it is named and not suggested."""
+
+    path: str
+    value: str
+    count: int
+    sandboxes: int
+    reason: str = ""
+    withheld: str = ""
+    remove: bool = False
+
+class SuggestReply(Versioned, frozen=True):
+    """Suggestions, those asked for most first."""
+
+    events: int
+    suggestions: list[Suggestion]
+
+class GradingObservation(Message, frozen=True):
+    """What a grader saw of an agent's sandbox: a process that still ran when it was
+    graded, a test file or a protected file that the agent had changed."""
+
+    what: Literal["process_alive", "test_file_edited", "protected_file_edited"]
+    subject: Annotated[str, Meta(min_length=1, max_length=4096)]
+    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+class SandboxReport(Versioned, frozen=True):
+    """client → auth, ``dsec.req.v1.<project>.sandbox.report[.<principal>]``: what a grader
+    saw. It counts only where the sandbox is one of that project."""
+
+    request_id: Uid
+    uid: Uid
+    observations: Annotated[list[GradingObservation], Meta(min_length=1, max_length=256)]
+
+TRAJECTORY_PAGE = 500
+"""Records of a page at most."""
+
+Seq = Annotated[int, Meta(ge=0)]
+
+PageSize = Annotated[int, Meta(ge=1, le=TRAJECTORY_PAGE)]
+
+class TrajectoryRecord(Message, frozen=True):
+    """One operation. ``request`` and ``reply`` are those of its exec verb, as they were
+    sent; a request of ``cut`` bytes was too large to be kept. Without ``ended_at`` its
+    end is not known: it runs, or nobody saw its end. ``at`` is no later, and
+    ``ended_at`` no earlier, than the times that files carry which it changed. A reply with
+    the error ``unavailable`` or ``capacity_exhausted`` says that it did not begin."""
+
+    uid: Uid
+    project: str
+    seq: Seq
+    op_id: OpId
+    verb: str
+    principal: str
+    at: UnixTime
+    lane: Lane | None = None
+    step: Step | None = None
+    request: dict[str, Any] | None = None
+    cut: int = 0
+    ended_at: UnixTime | None = None
+    reply: dict[str, Any] | None = None
+
+class TrajectoryRequest(Versioned, frozen=True):
+    """verb ``trajectory`` at the edge: records after number ``after``, in order."""
+
+    op_id: OpId
+    after: Seq = 0
+    limit: PageSize = TRAJECTORY_PAGE
+
+class TrajectoryQuery(Versioned, frozen=True):
+    """``get sandbox.trajectory``: as :class:`TrajectoryRequest`, of what ``node`` has told
+    of the sandbox. auth sets ``project``."""
+
+    uid: Uid
+    node: Token
+    after: Seq = 0
+    limit: PageSize = TRAJECTORY_PAGE
+    project: str | None = None
+
+class TrajectoryPage(Versioned, frozen=True):
+    """Records in order. ``more``: there are records after the last one. Of an edge:
+    ``last`` is the highest number there is. Numbers that are missing between are lost, or
+    no longer kept."""
+
+    records: list[TrajectoryRecord] = []
+    more: bool = False
+    last: Seq = 0
+    op_id: OpId | None = None
+    error: WireError | None = None
 
 def req(project: str, entity: str, verb: str, principal: str | None = None) -> str:
     """A client's request that changes something. With the principal as last token

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from nats.aio.msg import Msg
 
@@ -31,12 +31,14 @@ from libdsec.args import (
     Seconds,
     seconds,
 )
+from libdsec.audit import Audit
 from libdsec.errors import DSecError, InvalidRequest, NotFound, Unavailable
 from libdsec.images import Images
 from libdsec.jobs import LEASE_S, Job, Jobs
-from libdsec.managers import Audit, Grants, Keys, Nodes, Projects, Quotas
+from libdsec.managers import Grants, Keys, Nodes, Projects, Quotas
 from libdsec.results import Event
 from libdsec.sandbox import Sandbox
+from libdsec.snapshots import Layer, Snapshot, branches, restored_spec
 
 OPEN_S = 10.0
 EVENTS_MAX = 10_000
@@ -246,6 +248,31 @@ class DSecClient:
             job=args.job,
             labels=args.labels,
         )
+
+    @overload
+    async def restore(
+        self, snapshot: Snapshot | Layer | str, n: None = None, *, job: str | None = None,
+        timeout: Seconds = CREATE_S, request_id: str | None = None,
+    ) -> Sandbox: ...  # fmt: skip
+    @overload
+    async def restore(
+        self, snapshot: Snapshot | Layer | str, n: int, *, job: str | None = None,
+        timeout: Seconds = CREATE_S, request_id: str | None = None,
+    ) -> list[Sandbox]: ...  # fmt: skip
+    async def restore(
+        self, snapshot: Snapshot | Layer | str, n: int | None = None, *, job: str | None = None,
+        timeout: Seconds = CREATE_S, request_id: str | None = None,
+    ) -> Sandbox | list[Sandbox]:  # fmt: skip
+        """A new sandbox with the disk of a snapshot (or packed layer, or the name of
+        either), on any node, with the limits of the sandbox it is of; with ``n`` a list of
+        so many, all or none. Raises ``NotFound``."""
+        name = snapshot if isinstance(snapshot, str) else snapshot.name
+        spec = restored_spec(await self.images.get(name), job=job)
+        made = await branches(
+            self._core, spec, 1 if n is None else n, timeout=timeout, request_id=request_id,
+            kept=self._keep or job is not None,
+        )  # fmt: skip
+        return made[0] if n is None else made
 
     def job(self, id: str, *, lease_s: Seconds = LEASE_S, on_lost: str = "pause") -> Job:
         """The job ``id``, to be held: ``async with client.job("run-7") as job``. While it is

@@ -165,6 +165,22 @@ class InternalError(_Coded):
     default_code = "internal"
 
 
+class OutcomeUnknown(InternalError):
+    """It was begun and nobody knows how it ended: it never runs again by itself."""
+
+
+class Divergence(Conflict):
+    """Another operation was recorded at this place of a script: ``lane``, ``step``, and both
+    operations in words, ``recorded`` and ``asked``."""
+
+    def __init__(
+        self, message: str, *, lane: str = "", step: int = 0, recorded: str = "", asked: str = "",
+        **kw: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(message, **kw)
+        self.lane, self.step, self.recorded, self.asked = lane, step, recorded, asked
+
+
 class StdinClosed(_Coded):
     """Input was written after it was closed or after the command ended."""
 
@@ -351,7 +367,9 @@ _FACTS = ("code", "field", "retryable", "is_infra", "cause", "retry_after_s", "d
 
 def from_wire(error: WireError) -> DSecError:
     """The exception of an error that came over the bus."""
-    return BY_CODE.get(error.code, InternalError)(error.message, **facts_of(error))
+    unknown = error.details.get("outcome") == "unknown"
+    kind = OutcomeUnknown if unknown else BY_CODE.get(error.code, InternalError)
+    return kind(error.message, **facts_of(error))
 
 
 def port_error(error: WireError | DSecError, port: int, *, connected: bool = False) -> DSecError:

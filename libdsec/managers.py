@@ -1,4 +1,4 @@
-"""Managers: projects, keys, grants, quotas, nodes, audit.
+"""Managers: projects, keys, grants, quotas, nodes.
 
 Owns: calls of one shape (``create get list delete``). Does not own: what they mean;
 the services do.
@@ -6,19 +6,12 @@ the services do.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
-
-from nats.aio.msg import Msg
 
 from libdsec import _ids
 from libdsec._manager import Manager, make, present
 from libdsec._wire import (
-    AuditEntry,
-    AuditPage,
-    AuditQuery,
-    Finding,
     GrantCreate,
     GrantDelete,
     IamQuery,
@@ -35,13 +28,9 @@ from libdsec._wire import (
     ProjectInfo,
     QuotaCreate,
     QuotaInfo,
-    decode,
 )
 from libdsec.args import Seconds, seconds
-from libdsec.errors import NotFound, Unavailable
-
-FINDINGS_MAX = 10_000
-"""Findings that may wait for a slow reader."""
+from libdsec.errors import NotFound
 
 
 class Projects(Manager):
@@ -122,9 +111,7 @@ class Grants(Manager):
         self, principal: str, grants: Sequence[str], *, project: str | None = None
     ) -> None:
         """Gives grants; only those one holds."""
-        request = make(
-            GrantCreate, request_id=_ids.new(), principal=principal, grants=list(grants)
-        )
+        request = make(GrantCreate, request_id=_ids.new(), principal=principal, grants=list(grants))
         await self._change("create", request, project=project)
 
     async def list(
@@ -138,9 +125,7 @@ class Grants(Manager):
         self, principal: str, grants: Sequence[str], *, project: str | None = None
     ) -> None:
         """Takes grants back."""
-        request = make(
-            GrantDelete, request_id=_ids.new(), principal=principal, grants=list(grants)
-        )
+        request = make(GrantDelete, request_id=_ids.new(), principal=principal, grants=list(grants))
         await self._change("delete", request, project=project)
 
 
@@ -206,55 +191,3 @@ class Nodes(Manager):
     async def _command(self, verb: str, id: str) -> None:
         request = make(NodeCommand, request_id=_ids.new(), node=id, verb=verb)
         await self._change(verb, request, type_=Ok)
-
-
-class Audit(Manager):
-    """``client.audit``: the record of every verb, and findings as they are made."""
-
-    _entity = "audit"
-
-    async def list(
-        self,
-        *,
-        project: str | None = None,
-        principal: str | None = None,
-        verb: str | None = None,
-        target: str | None = None,
-        request_id: str | None = None,
-        since: float | None = None,
-        limit: int | None = 200,
-    ) -> AsyncIterator[AuditEntry]:
-        """Entries, newest first, at most ``limit`` (``None``: all). ``since``: seconds
-        since the epoch."""
-        facts = {"principal": principal, "verb": verb, "target": target}
-        facts |= {"request_id": request_id, "project": project}
-        before: int | None = None
-        left = limit
-        while left is None or left > 0:
-            size = 200 if left is None else min(left, 200)
-            query = make(AuditQuery, since=since, before=before, limit=size, **facts)
-            page = await self._read("list", query, AuditPage, project=project)
-            for entry in page.entries:
-                yield entry
-            before = page.next
-            if before is None or not page.entries:
-                return
-            left = None if left is None else left - len(page.entries)
-
-    async def findings(self, *, project: str | None = None) -> AsyncIterator[Finding]:
-        """Findings as audit publishes them, from now on."""
-        queue: asyncio.Queue[Finding] = asyncio.Queue(FINDINGS_MAX)
-
-        async def put(message: Msg) -> None:
-            if not queue.full():
-                queue.put_nowait(decode(message.data, Finding))
-
-        subject = f"dsec.audit.v1.{self._project(project)}.>"
-        end = await self._core.link.listen(subject, put)
-        try:
-            while True:
-                yield await queue.get()
-                if queue.full():
-                    raise Unavailable(f"{FINDINGS_MAX} findings wait: the reader is too slow")
-        finally:
-            await end()

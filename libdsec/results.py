@@ -123,6 +123,7 @@ def info_of(found: SandboxInfo) -> Info:
 class FileInfo:
     """One file. ``type``: file, dir, symlink, fifo, socket, chr or blk; ``size`` in bytes;
     ``mode``: permission bits; ``mtime``: seconds since the epoch, ``mtime_ns`` exactly;
+    ``ctime_ns`` when anything of it last changed (0: not known);
     ``target`` of a symbolic link; entries of one ``ino`` are names of one file, which has
     ``nlink``. Names that are no UTF-8 are as ``os.fsdecode`` has them."""
 
@@ -137,6 +138,7 @@ class FileInfo:
     ino: int = 0
     nlink: int = 1
     mtime_ns: int = 0
+    ctime_ns: int = 0
 
     @property
     def name(self) -> str:

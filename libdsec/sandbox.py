@@ -10,12 +10,11 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from libdsec import _ids
 from libdsec._command import attach_request, command_request, shown
 from libdsec._core import TERMINAL, Core, death
-from libdsec._held import Held
 from libdsec._wire import INLINE_BYTES, InfoReply, InfoRequest, SandboxInfo
 from libdsec.args import Seconds, seconds
 from libdsec.errors import (
@@ -30,8 +29,14 @@ from libdsec.files import Files
 from libdsec.interaction import BUFFER_BYTES, Interaction
 from libdsec.ports import HasPorts
 from libdsec.process import OnOutput, Process, Stdin, checked
+from libdsec.replay import Replay, replay
 from libdsec.results import ExecResult, Info, info_of
 from libdsec.sessions import OUTPUT_LIMIT_BYTES, Session
+from libdsec.snapshots import HasSnapshots
+from libdsec.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from libdsec.forward import FastForward
 
 UNLIMITED_BYTES = 1 << 40
 READY_S = 120.0
@@ -42,7 +47,7 @@ TERMINAL_SIZE = (24, 80)
 """Rows and columns of a terminal that nobody looks at."""
 
 
-class Sandbox(Held, HasPorts):
+class Sandbox(HasSnapshots, HasPorts):
     """A sandbox. ``state`` is the last one seen; :meth:`info` asks. Any call on a
     paused sandbox resumes it. ``async with`` stops it at the end."""
 
@@ -235,6 +240,25 @@ class Sandbox(Held, HasPorts):
         request = attach_request(op_id, offset)
         operation = await self._command(request, joining=offset)
         return Process(operation, command=f"operation {op_id}", stdin=True)
+
+    # -- what was done -----------------------------------------------------------
+
+    def trajectory(self) -> Trajectory:
+        """What was done in it, record by record, also when it is over or lost."""
+        return Trajectory(self)
+
+    def fast_forward(self, lane: str = "main") -> FastForward:
+        """The same sandbox for a script that may have run before: calls through it return
+        what is recorded at their place, then go on for real. Scripts of one sandbox take a
+        ``lane`` each."""
+        from libdsec.forward import FastForward, lane_of
+
+        return FastForward(self, lane_of(lane))
+
+    async def replay(self, *, into: Sandbox) -> Replay:
+        """Does in ``into`` what was done here, in the recorded order, and tells what came
+        out differently."""
+        return await replay([record async for record in self.trajectory()], into)
 
     # -- its life ----------------------------------------------------------------
 

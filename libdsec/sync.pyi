@@ -9,7 +9,9 @@ from httpx import Client
 from libdsec._local import OnBytes
 from libdsec._trees import OutsideLinks
 from libdsec._wire import AuditEntry
+from libdsec._wire import DryRunReply
 from libdsec._wire import Finding
+from libdsec._wire import GradingObservation
 from libdsec._wire import IamReply
 from libdsec._wire import ImageInfo
 from libdsec._wire import JobInfo
@@ -17,7 +19,11 @@ from libdsec._wire import KeyInfo
 from libdsec._wire import NodeInfo
 from libdsec._wire import ProjectInfo
 from libdsec._wire import QuotaInfo
+from libdsec._wire import RuleInfo
+from libdsec._wire import SuggestReply
 from libdsec.args import Seconds
+from libdsec.audit import Chain
+from libdsec.audit import Explanation
 from libdsec.files import LocalPath
 from libdsec.images import OnProgress
 from libdsec.images import StrPath
@@ -37,7 +43,9 @@ from libdsec import DSecMicroVMRunArgs as DSecMicroVMRunArgs
 from libdsec import DSecRunArgs as DSecRunArgs
 from libdsec import DSecVMRunArgs as DSecVMRunArgs
 from libdsec import DeadlineExceeded as DeadlineExceeded
+from libdsec import Difference as Difference
 from libdsec import DirectoryNotEmpty as DirectoryNotEmpty
+from libdsec import Divergence as Divergence
 from libdsec import Event as Event
 from libdsec import ExecFailed as ExecFailed
 from libdsec import ExecResult as ExecResult
@@ -58,17 +66,23 @@ from libdsec import Found as Found
 from libdsec import Info as Info
 from libdsec import InternalError as InternalError
 from libdsec import InvalidRequest as InvalidRequest
+from libdsec import Layer as Layer
 from libdsec import LocalAddress as LocalAddress
 from libdsec import NoSpaceLeft as NoSpaceLeft
 from libdsec import NotARegularFile as NotARegularFile
 from libdsec import NotFound as NotFound
+from libdsec import OutcomeUnknown as OutcomeUnknown
 from libdsec import PolicyDenied as PolicyDenied
 from libdsec import PortError as PortError
 from libdsec import PortRefused as PortRefused
 from libdsec import PortReset as PortReset
+from libdsec import Provenance as Provenance
 from libdsec import QuotaExceeded as QuotaExceeded
+from libdsec import Replay as Replay
 from libdsec import SandboxDied as SandboxDied
+from libdsec import Snapshot as Snapshot
 from libdsec import StdinClosed as StdinClosed
+from libdsec import TrajectoryRecord as TrajectoryRecord
 from libdsec import TreeCopy as TreeCopy
 from libdsec import Unauthenticated as Unauthenticated
 from libdsec import Unavailable as Unavailable
@@ -83,6 +97,7 @@ OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
 READY_S: float
 READ_BYTES: int
+SNAPSHOT_S: float
 TERMINAL_SIZE: tuple[int, int]
 WATCH_S: float
 
@@ -163,10 +178,28 @@ class Nodes:
         ...
 class Audit:
 
-    def list(self, *, project: str | None=None, principal: str | None=None, verb: str | None=None, target: str | None=None, request_id: str | None=None, since: float | None=None, limit: int | None=200) -> Iterator[AuditEntry]:
+    def list(self, *, project: str | None=None, kind: str | None=None, principal: str | None=None, verb: str | None=None, target: str | None=None, outcome: str | None=None, request_id: str | None=None, since: float | None=None, until: float | None=None, limit: int | None=200) -> Iterator[AuditEntry]:
         ...
 
-    def findings(self, *, project: str | None=None) -> Iterator[Finding]:
+    def findings(self, *, project: str | None=None, since: float | None=None) -> Iterator[Finding]:
+        ...
+
+    def rules(self, rule: str | None=None) -> Sequence[RuleInfo]:
+        ...
+
+    def dry_run(self, rules: str, *, project: str | None=None, since: float | None=None, until: float | None=None, limit: int=20000) -> DryRunReply:
+        ...
+
+    def suggest(self, *, project: str | None=None, uid: str | None=None, job: str | None=None, task: str | None=None, since: float | None=None) -> SuggestReply:
+        ...
+
+    def explain(self, id: str) -> Explanation:
+        ...
+
+    def verify(self) -> Chain:
+        ...
+
+    def report(self, uid: str, observations: Sequence[GradingObservation], *, project: str | None=None) -> None:
         ...
 class Jobs:
 
@@ -466,6 +499,15 @@ class Sandbox:
     def attach(self, op_id: str, *, offset: int=0) -> Process:
         ...
 
+    def trajectory(self) -> Trajectory:
+        ...
+
+    def fast_forward(self, lane: str='main') -> FastForward:
+        ...
+
+    def replay(self, *, into: Sandbox) -> Replay:
+        ...
+
     def ready(self, *, timeout: Seconds=READY_S) -> Sandbox:
         ...
 
@@ -487,6 +529,15 @@ class Sandbox:
     def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
         ...
 
+    def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
+        ...
+
+    def snapshot(self, memory: bool=False, *, timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Snapshot:
+        ...
+
+    def fork(self, n: int, *, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
+        ...
+
     def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
         ...
 
@@ -494,6 +545,109 @@ class Sandbox:
         ...
 
     def http(self, port: int, *, wait: Seconds | None=None, **options: Any) -> Client:
+        ...
+class FastForward:
+    uid: str
+    project: str
+    state: str
+    job: str | None
+    labels: dict[str, str]
+    files: Files
+    lane: str
+    step: int
+    replayed: int
+
+    def __enter__(self) -> FastForward:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
+        ...
+
+    def thread(self, name: str) -> FastForward:
+        ...
+
+    @property
+    def id(self) -> str:
+        ...
+
+    @property
+    def node(self) -> str | None:
+        ...
+
+    def run_shell(self, cmd: str, *, session: str='main', timeout: Seconds | None=None, user: str | None=None, check: bool=False, on_output: OnOutput | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, op_id: str | None=None) -> ExecResult:
+        ...
+
+    def session(self, name: str='main', *, cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None) -> Session:
+        ...
+
+    def exec(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: Stdin | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, check: bool=False, on_output: OnOutput | None=None, op_id: str | None=None) -> ExecResult:
+        ...
+
+    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, pty: tuple[int, int] | None=None, op_id: str | None=None) -> Process:
+        ...
+
+    def interact(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, timeout: Seconds | None=None, pty: tuple[int, int] | None=TERMINAL_SIZE, buffer_bytes: int=BUFFER_BYTES, op_id: str | None=None) -> Interaction:
+        ...
+
+    def attach(self, op_id: str, *, offset: int=0) -> Process:
+        ...
+
+    def trajectory(self) -> Trajectory:
+        ...
+
+    def fast_forward(self, lane: str='main') -> FastForward:
+        ...
+
+    def replay(self, *, into: Sandbox) -> Replay:
+        ...
+
+    def ready(self, *, timeout: Seconds=READY_S) -> Sandbox:
+        ...
+
+    def info(self) -> Info:
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        ...
+
+    def stop(self, *, grace_s: Seconds=0.0) -> None:
+        ...
+
+    def pause(self) -> None:
+        ...
+
+    def resume(self) -> None:
+        ...
+
+    def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
+        ...
+
+    def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
+        ...
+
+    def snapshot(self, memory: bool=False, *, timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Snapshot:
+        ...
+
+    def fork(self, n: int, *, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
+        ...
+
+    def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
+        ...
+
+    def port(self, port: int, *, wait: Seconds | None=None, local: int=0, on_error: OnError | None=None) -> Port:
+        ...
+
+    def http(self, port: int, *, wait: Seconds | None=None, **options: Any) -> Client:
+        ...
+class Trajectory:
+
+    def __iter__(self) -> Trajectory:
+        ...
+
+    def __next__(self) -> TrajectoryRecord:
+        ...
+
+    def changed(self, path: str, *, user: str | None=None) -> Provenance:
         ...
 class DSecClient:
     images: Images
@@ -544,6 +698,14 @@ class DSecClient:
         ...
 
     def create_many(self, args: DSecRunArgs | Sequence[DSecRunArgs], *, n: int | None=None, timeout: Seconds=CREATE_S, wait: bool=True, request_id: str | None=None) -> list[Sandbox | DSecError]:
+        ...
+
+    @overload
+    def restore(self, snapshot: Snapshot | Layer | str, n: None=None, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> Sandbox:
+        ...
+
+    @overload
+    def restore(self, snapshot: Snapshot | Layer | str, n: int, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
         ...
 
     def job(self, id: str, *, lease_s: Seconds=LEASE_S, on_lost: str='pause') -> Job:

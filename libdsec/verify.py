@@ -7,7 +7,8 @@ The agent's workspace travels as a git patch into a fresh sandbox of the same la
 its processes, packages, planted files outside of the workspace, and whatever it did to
 its own tools stay behind. Tests come in only then, over whatever lies in their place.
 Where there is no repository, the work is judged in place, after everything that the
-agent left running was killed.
+agent left running was killed. With a client, what still ran and which files of the tests
+the agent had changed is told to audit.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from libdsec.errors import (
     SandboxDied,
     Unsupported,
 )
+from libdsec.observing import edited_files, processes_alive, tell
 from libdsec.results import ExecResult
 from libdsec.sandbox import Sandbox
 
@@ -159,15 +161,23 @@ def _without_verdict(exc: DSecError) -> Grade:
 
 
 async def _fresh(sandbox: Sandbox, task: Task, client: DSecClient) -> Grade:
-    async with await client.run_container(task.run_args(), timeout=CREATE_S) as clean:
+    seen = await processes_alive(sandbox)
+    args = task.run_args()
+    if args.job is None:  # who dies here leaves it to the job, like the agent's sandbox
+        args.job = sandbox.job
+    async with await client.run_container(args, timeout=CREATE_S) as clean:
         base = await _base(clean, task)
         if base is None:
+            await tell(client, sandbox, seen)
             return await _in_place(sandbox, task)
         try:
             patch = await sandbox.files.diff(task.workdir, base=base)
         except (FileError, InvalidRequest, Unsupported) as exc:
             text = f"the agent left no repository to compare: {exc}"
+            await tell(client, sandbox, seen)
             return Grade(0.0, cause="no_diff", details={"message": text})
+        seen += edited_files(patch, tests=task.tests, protected=task.protected)
+        await tell(client, sandbox, seen)
         if patch and not await _apply(clean, task, patch):
             return Grade(0.0, cause="no_diff", details={"message": "the patch does not apply"})
         return await _judge(clean, task, fresh=True)

@@ -53,11 +53,12 @@ where the command takes input, else ``k``; then the output that is retained.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from schemas.base import Message, Uid, Versioned, WireError
+from schemas.image import Removed
 
 HEADER_OFFSET = "Dsec-Offset"
 """On ``o`` and ``e`` frames: the count of output bytes before this frame. What the client
@@ -90,6 +91,10 @@ CONNECT_WINDOW_BYTES = 512 * 1024
 OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 Cells = Annotated[int, Meta(ge=1, le=65_535)]
+Lane = Annotated[str, Meta(min_length=1, max_length=64)]
+"""A thread of a script whose operations are counted."""
+Step = Annotated[int, Meta(ge=1)]
+"""The number of an operation in its lane."""
 UserName = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -104,7 +109,7 @@ class ExecRequest(Versioned, frozen=True):
     puts it on a terminal, with ``stream``; its output is ``stdout`` alone. ``attach``: no
     command, but the frames and the reply of the operation ``op_id`` of the same
     principal, from the output ``offset`` on (bytes of both streams) as far as it is
-    retained."""
+    retained. ``lane`` and ``step``: its place in a script, for the trajectory log."""
 
     op_id: OpId
     argv: Annotated[list[str], Meta(min_length=1, max_length=4096)] | None = None
@@ -124,6 +129,8 @@ class ExecRequest(Versioned, frozen=True):
     pty: tuple[Cells, Cells] | None = None
     attach: bool = False
     offset: Annotated[int, Meta(ge=0)] = 0
+    lane: Lane | None = None
+    step: Step | None = None
 
 
 class ExecReply(Versioned, frozen=True):
@@ -196,12 +203,15 @@ class FileRequest(Versioned, frozen=True):
     raw_target: Annotated[bytes, Meta(min_length=1, max_length=4096)] | None = None
     mtime_ns: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     sparse: bool = False
+    lane: Lane | None = None
+    step: Step | None = None
 
 
 class FileEntry(Message, frozen=True):
     """One file. ``mode``: permission bits; ``mtime``: seconds since the epoch,
     ``mtime_ns`` the same exactly; ``ino`` and ``nlink``: which entries are names of one
-    file. ``raw_path`` and ``raw_target``: the bytes of names that are no UTF-8."""
+    file; ``ctime_ns``: when it last changed in any way (0: not known). ``raw_path`` and
+    ``raw_target``: the bytes of names that are no UTF-8."""
 
     path: str
     type: str
@@ -216,6 +226,7 @@ class FileEntry(Message, frozen=True):
     ino: int = 0
     nlink: int = 1
     mtime_ns: int = 0
+    ctime_ns: int = 0
 
 
 class FileEvent(Message, frozen=True):
@@ -285,7 +296,37 @@ class InfoReply(Versioned, frozen=True):
     error: WireError | None = None
 
 
+class UploadTarget(Message, frozen=True):
+    """Where a node puts the files of a layer: into an empty ``folder`` that it shares with
+    imagesvc, or by PUT to one of ``urls`` each (by file name)."""
+
+    folder: str | None = None
+    urls: dict[str, str] = {}
+
+
+class PackRequest(Versioned, frozen=True):
+    """verb ``pack``, of imagesvc only: what the sandbox changed becomes a layer at
+    ``target``. ``scrub`` and ``remove`` as of ``SnapshotCreate``."""
+
+    op_id: OpId
+    target: UploadTarget
+    scrub: bool = False
+    remove: list[str] = []
+
+
+class PackReply(Versioned, frozen=True):
+    """The final frame of ``pack``. ``manifest``: the layer's, as stores keep it."""
+
+    op_id: OpId
+    manifest: dict[str, Any] = {}
+    frozen_s: float = 0.0
+    removed: list[Removed] = []
+    removed_count: int = 0
+    error: WireError | None = None
+
+
 ExecVerb = Literal[
-    "exec", "io", "info", "connect", "file_read", "file_write", "file_stat", "file_list",
+    "exec", "io", "info", "connect", "pack", "file_read", "file_write", "file_stat", "file_list",
     "file_mkdir", "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
+    "trajectory",
 ]  # fmt: skip

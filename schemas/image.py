@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from schemas.base import Message, UnixTime, Versioned, WireError
-from schemas.sandbox import ImageConfig, ImageName, LayerRef
+from schemas.base import Message, Token, Uid, UnixTime, Versioned, WireError
+from schemas.sandbox import ImageConfig, ImageName, LayerRef, ResolvedSpec, SandboxSpec, State
 
-Kind = Literal["base", "workspace", "toolkit"]
+Kind = Literal["base", "workspace", "toolkit", "snapshot"]
 Form = Literal["auto", "image", "tree", "git", "dockerfile"]
 BlobId = Annotated[str, Meta(pattern=r"^[0-9a-z]{16,64}$(?!\n)")]
+ScrubPattern = Annotated[str, Meta(min_length=2, max_length=1024, pattern=r"^/[^\x00]*$")]
+"""An absolute path; ``*`` stands for anything within a name, ``**`` for any names."""
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 BLOB_CHUNK_BYTES = 512 * 1024
 """Of one ``blob`` message; with its encoding well under a server's 1 MiB."""
@@ -99,14 +101,31 @@ class ImageTag(Versioned, frozen=True):
     target: ImageName
 
 
+class SnapshotCreate(Versioned, frozen=True):
+    """``req sandbox.snapshot``: what a sandbox changed becomes a layer over its own, and
+    the whole an image: ``name``, or where that is missing a snapshot of a name made up
+    from the request id. ``scrub``: residue of its use is left out, and what ``remove``
+    names too."""
+
+    request_id: Uid
+    uid: Uid
+    name: ImageName | None = None
+    scrub: bool = False
+    remove: Annotated[list[ScrubPattern], Meta(max_length=256)] = []
+    memory: bool = False
+
+
 class ImageCommand(Versioned, frozen=True):
-    """auth → imagesvc, ``dsec.cmd.v1.image.<create|delete|tag>.<key>``."""
+    """auth → imagesvc, ``dsec.cmd.v1.image.<create|delete|tag|snapshot>.<key>``. ``projects``:
+    the project and its ancestors, nearest first."""
 
     project: str
     principal: str
     create: ImageCreate | None = None
     delete: ImageDelete | None = None
     tag: ImageTag | None = None
+    snapshot: SnapshotCreate | None = None
+    projects: list[str] = []
     reply_to: str | None = None
     trace: str | None = None
 
@@ -120,6 +139,33 @@ class ImageChanged(Versioned, frozen=True):
     name: str
 
 
+class Removed(Message, frozen=True):
+    """What a scrub left out: the path, the rule that says so, bytes of contents below it."""
+
+    path: str
+    rule: str
+    bytes: int = 0
+
+
+class LayerProvenance(Message, frozen=True):
+    """Where a packed layer comes from. ``parents``: the digests it lies upon; ``spec``:
+    of its sandbox; ``frozen_s``: how long that stood still; ``removed``: the first of
+    ``removed_count`` things that were scrubbed."""
+
+    sandbox: Uid
+    principal: str
+    node: str
+    at: UnixTime
+    layer: str
+    parents: list[str] = []
+    job: str | None = None
+    spec: SandboxSpec | None = None
+    frozen_s: float = 0.0
+    scrubbed: bool = False
+    removed: list[Removed] = []
+    removed_count: int = 0
+
+
 class ImageInfo(Message, frozen=True):
     """A registered image. Names are visible in their project and below it."""
 
@@ -130,6 +176,7 @@ class ImageInfo(Message, frozen=True):
     config: ImageConfig
     size_bytes: int
     created_at: UnixTime
+    provenance: LayerProvenance | None = None
 
 
 class ImageReply(Versioned, frozen=True):
@@ -202,3 +249,21 @@ class LayerUse(Versioned, frozen=True):
     may live on a node that was lost not long ago."""
 
     used: list[str]
+
+
+class OriginQuery(Versioned, frozen=True):
+    """imagesvc → scheduler, ``dsec.rpc.v1.scheduler.origin``: where does this sandbox of
+    this project run, and what was it started from?"""
+
+    project: Token
+    uid: Uid
+
+
+class Origin(Versioned, frozen=True):
+    """A sandbox as a snapshot needs it."""
+
+    uid: Uid
+    node: Token
+    state: State
+    resolved: ResolvedSpec
+    job: str | None = None

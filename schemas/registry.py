@@ -9,10 +9,12 @@ from __future__ import annotations
 import inspect
 from types import ModuleType
 
-from schemas import audit, base, burst, bus, exec, iam, image, job, node, sandbox
+from schemas import audit, base, burst, bus, exec, iam, image, job, node, sandbox, trajectory
 from schemas.base import VERSION, Message, Versioned
 
-MODULES: tuple[ModuleType, ...] = (base, sandbox, exec, iam, node, image, job, audit, burst, bus)
+MODULES: tuple[ModuleType, ...] = (
+    base, sandbox, exec, iam, node, image, job, audit, burst, bus, trajectory,
+)  # fmt: skip
 
 
 def _messages() -> dict[str, type[Versioned]]:

@@ -32,7 +32,9 @@ Labels = dict[
 
 
 class SandboxSpec(Message, frozen=True):
-    """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top)."""
+    """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
+    Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
+    that is: the scheduler fills it in."""
 
     backend: Backend = "container"
     container_image: ImageName | None = None
@@ -56,15 +58,18 @@ class SandboxSpec(Message, frozen=True):
     labels: Labels = {}
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
+    source: Uid | None = None
+    node: Token | None = None
 
 
 class CreateRequest(Versioned, frozen=True):
-    """client → auth, ``dsec.req.v1.<project>.sandbox.create[.<principal>]``.
+    """client → auth, ``dsec.req.v1.<project>.sandbox.<create|fork>[.<principal>]``.
 
     ``specs`` × ``count`` sandboxes (``count`` > 1 only with one spec). Each spec is
     judged alone: bad ones get their own error, the others run. ``request_id`` is
     the idempotency key and the uid of the first sandbox; sandbox *i* has the uid
-    ``ids.item_uid(request_id, i)``. ``timeout_s`` bounds the wait for readiness.
+    ``ids.item_uid(request_id, i)``. ``timeout_s`` bounds the wait for readiness. A fork's
+    one spec names its ``source``: the environment is that sandbox's, whatever else it says.
     """
 
     request_id: Uid
@@ -196,11 +201,13 @@ class ImageConfig(Message, frozen=True):
 
 
 class ResolvedSpec(Message, frozen=True):
-    """A spec with its environment resolved to layers, bottom to top."""
+    """A spec with its environment resolved to layers, bottom to top. ``branch``: the id
+    of the copy of its source's changes that lies above them, on the source's node."""
 
     spec: SandboxSpec
     layers: list[LayerRef] = []
     image: ImageConfig = ImageConfig()
+    branch: Uid | None = None
 
 
 class StartItem(Message, frozen=True, array_like=True):

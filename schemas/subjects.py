@@ -100,6 +100,11 @@ def sec(source: str, verdict: str, node: str) -> str:
     return f"dsec.sec.v1.{source}.{verdict}.{node}"
 
 
+def trj(node: str) -> str:
+    """What was done in the sandboxes of a node: its trajectory records."""
+    return f"dsec.trj.v1.{node}"
+
+
 def audit(project: str, severity: str, rule: str) -> str:
     """A finding of audit."""
     return f"dsec.audit.v1.{project}.{severity}.{rule}"
@@ -162,6 +167,8 @@ STREAMS: tuple[Stream, ...] = (
     Stream("DSEC_EVT", ("dsec.evt.v1.>",), max_age_s=24 * 3_600, max_bytes=4 * GIB),
     Stream("DSEC_SEC", ("dsec.sec.v1.>",), max_age_s=72 * 3_600, max_bytes=4 * GIB),
     Stream("DSEC_AUDIT", ("dsec.audit.v1.>",), max_age_s=168 * 3_600, max_bytes=2 * GIB),
+    # of its own: commands with much output must not fill the stream of observations
+    Stream("DSEC_TRJ", ("dsec.trj.v1.*",), max_age_s=72 * 3_600, max_bytes=4 * GIB),
     Stream("DSEC_DLQ", ("dsec.dlq.v1.>",), max_age_s=168 * 3_600, max_bytes=1 * GIB),
 )
 
@@ -189,6 +196,10 @@ DURABLES: tuple[Durable, ...] = (
         "imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.create.>",), owner="imagesvc", batch=1
     ),
     Durable(
+        "imagesvc_snapshots", "DSEC_CMD", ("dsec.cmd.v1.image.snapshot.>",), owner="imagesvc",
+        batch=1,
+    ),
+    Durable(
         "imagesvc_quick",
         "DSEC_CMD",
         ("dsec.cmd.v1.image.delete.>", "dsec.cmd.v1.image.tag.>"),
@@ -200,6 +211,11 @@ DURABLES: tuple[Durable, ...] = (
         ("dsec.evt.v1.*.access.*",),
         owner="audit",
         batch=512,
+        linger_s=AUDIT_LINGER_S,
+    ),
+    Durable("audit_reports", "DSEC_CMD", ("dsec.cmd.v1.audit.>",), owner="audit"),
+    Durable(
+        "audit_trajectory", "DSEC_TRJ", ("dsec.trj.v1.*",), owner="audit", batch=32,
         linger_s=AUDIT_LINGER_S,
     ),
     Durable("audit_violations", "DSEC_SEC", ("dsec.sec.v1.>",), owner="audit", batch=512),
@@ -230,6 +246,12 @@ class Subject:
 SUBJECTS: tuple[Subject, ...] = (
     Subject("dsec.req.v1.*.sandbox.create", "jetstream", "client", ("auth",), "CreateRequest",
             "create sandboxes"),
+    Subject("dsec.req.v1.*.sandbox.fork", "jetstream", "client", ("auth",), "CreateRequest",
+            "create branches of a sandbox"),
+    Subject("dsec.req.v1.*.sandbox.snapshot", "jetstream", "client", ("auth",), "SnapshotCreate",
+            "pack what a sandbox changed"),
+    Subject("dsec.req.v1.*.sandbox.report", "jetstream", "client", ("auth",), "SandboxReport",
+            "what a grader saw"),
     Subject("dsec.req.v1.*.sandbox.*", "jetstream", "client", ("auth",), "SandboxOpRequest",
             "stop, pause, resume, set_timeout"),
     Subject("dsec.req.v1.*.job.*", "jetstream", "client", ("auth",), "JobRequest",
@@ -258,6 +280,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "cordon, uncordon, drain"),
     Subject("dsec.get.v1.*.sandbox.*", "core", "client", ("auth",), "SandboxQuery",
             "get, list"),
+    Subject("dsec.get.v1.*.sandbox.trajectory", "core", "client", ("auth",), "TrajectoryQuery",
+            "what was done in a sandbox"),
     Subject("dsec.get.v1.*.job.*", "core", "client", ("auth",), "JobQuery", "list"),
     Subject("dsec.get.v1.*.image.*", "core", "client", ("auth",), "ImageQuery", "get, list"),
     Subject("dsec.get.v1.*.image.export", "core", "client", ("auth",), "ImageExport",
@@ -266,15 +290,27 @@ SUBJECTS: tuple[Subject, ...] = (
             "bytes of an upload"),
     Subject("dsec.blob.v1.*.get.*", "core", "client", ("imagesvc",), "BlobGet",
             "bytes of an export"),
-    Subject("dsec.get.v1.*.audit.*", "core", "client", ("auth",), "AuditQuery", "list"),
+    Subject("dsec.get.v1.*.audit.list", "core", "client", ("auth",), "AuditQuery", "the record"),
+    Subject("dsec.get.v1.*.audit.rules", "core", "client", ("auth",), "RulesQuery",
+            "rules in force"),
+    Subject("dsec.get.v1.*.audit.dry_run", "core", "client", ("auth",), "DryRunQuery",
+            "rules over past events"),
+    Subject("dsec.get.v1.*.audit.verify", "core", "client", ("auth",), "VerifyQuery",
+            "a part of the chain"),
+    Subject("dsec.get.v1.*.audit.suggest", "core", "client", ("auth",), "SuggestQuery",
+            "changes of policy"),
     Subject("dsec.get.v1.>", "core", "client", ("auth",), "IamQuery",
             "projects, keys, grants, quotas, nodes"),
     Subject("dsec.exec.v1.*.*.*.exec.*", "core", "client", ("edge",), "ExecRequest",
             "run a command"),
     Subject("dsec.exec.v1.*.*.*.connect.*", "core", "client", ("edge",), "ConnectRequest",
             "reach a port"),
+    Subject("dsec.exec.v1.*.*.*.pack.*", "core", "imagesvc", ("edge",), "PackRequest",
+            "make a layer of what it changed"),
     Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest",
             "live facts"),
+    Subject("dsec.exec.v1.*.*.*.trajectory.*", "core", "client", ("edge",), "TrajectoryRequest",
+            "what was done in it"),
     Subject("dsec.exec.v1.*.*.*.*.*", "core", "client", ("edge",), "FileRequest",
             "file verbs; io carries frames"),
     Subject("dsec.out.v1.*.*.*.*", "core", "edge", ("client",), "ExecReply",
@@ -289,6 +325,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "admitted node commands"),
     Subject("dsec.cmd.v1.image.*.*", "jetstream", "auth", ("imagesvc",), "ImageCommand",
             "admitted image requests"),
+    Subject("dsec.cmd.v1.audit.report.*", "jetstream", "auth", ("audit",), "AuditReport",
+            "admitted reports of graders"),
     Subject("dsec.cmd.v1.edge.start.*", "jetstream", "scheduler", ("edge",), "EdgeStart",
             "starts placed on a node"),
     Subject("dsec.cmd.v1.edge.*.*", "jetstream", "scheduler", ("edge",), "EdgeOp",
@@ -305,69 +343,34 @@ SUBJECTS: tuple[Subject, ...] = (
             "BurstPlan", "utilisation and plan"),
     Subject("dsec.sec.v1.*.*.*", "jetstream", "edge", ("audit",), "Violations",
             "denials in sandboxes"),
+    Subject("dsec.trj.v1.*", "jetstream", "edge", ("audit",), "TrajectoryRecords",
+            "operations and their results"),
     Subject("dsec.audit.v1.*.*.*", "jetstream", "audit", ("client",), "Finding",
             "findings for the security team"),
     Subject("dsec.rpc.v1.scheduler.join.*", "core", "edge", ("scheduler",), "JoinRequest",
             "an edge starts"),
-    Subject("dsec.rpc.v1.scheduler.sandboxes", "core", "auth", ("scheduler",),
-            "SandboxQuery", "forwarded reads"),
+    Subject("dsec.rpc.v1.scheduler.sandboxes", "core", "auth|audit", ("scheduler",),
+            "SandboxQuery", "forwarded reads; whose a sandbox is"),
     Subject("dsec.rpc.v1.scheduler.jobs", "core", "auth", ("scheduler",), "JobQuery",
             "forwarded reads"),
     Subject("dsec.rpc.v1.scheduler.nodes", "core", "auth|burst", ("scheduler",), "IamQuery",
             "the fleet"),
     Subject("dsec.rpc.v1.scheduler.layers", "core", "imagesvc", ("scheduler",),
             "LayerUseQuery", "layers of living sandboxes"),
+    Subject("dsec.rpc.v1.scheduler.origin", "core", "imagesvc", ("scheduler",),
+            "OriginQuery", "where a sandbox is and what it was made of"),
     Subject("dsec.rpc.v1.imagesvc.resolve", "core", "scheduler", ("imagesvc",),
             "ResolveRequest", "names to layers"),
     Subject("dsec.rpc.v1.imagesvc.images", "core", "auth", ("imagesvc",), "ImageQuery",
             "forwarded reads"),
     Subject("dsec.rpc.v1.imagesvc.export", "core", "auth", ("imagesvc",), "ImageExport",
             "forwarded exports"),
-    Subject("dsec.rpc.v1.audit.entries", "core", "auth", ("audit",), "AuditQuery",
+    Subject("dsec.rpc.v1.audit.list", "core", "auth", ("audit",), "AuditQuery",
+            "forwarded reads; likewise rules, dry_run, verify, suggest"),
+    Subject("dsec.rpc.v1.audit.trajectory", "core", "auth", ("audit",), "TrajectoryQuery",
             "forwarded reads"),
     Subject("dsec.hb.v1.*", "core", "edge", ("scheduler", "burst"), "Heartbeat",
             "every second"),
     Subject("dsec.dlq.v1.*", "jetstream", "any service", ("operator",), "DeadLetter",
             "given-up messages with their cause"),
 )  # fmt: skip
-
-EXEC_GRANTS: dict[str, tuple[str, ...]] = {
-    "sandbox.exec": ("exec", "io", "info", "connect"),
-    "sandbox.connect": ("connect", "io", "info"),
-    "sandbox.files": (
-        "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
-        "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
-    ),
-    "sandbox.get": ("info",),
-}  # fmt: skip
-"""Which exec verbs a grant opens."""
-
-BLOB_GRANTS: dict[str, str] = {"image.create": "put", "image.export": "get"}
-"""Which transfer verb a grant opens."""
-
-REQ_GRANTS: frozenset[str] = frozenset(
-    {
-        "sandbox.create", "sandbox.stop", "sandbox.pause", "sandbox.resume",
-        "sandbox.set_timeout", "job.open", "job.renew", "project.create", "project.delete",
-        "key.create", "key.delete",
-        "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
-        "image.tag", "node.cordon", "node.uncordon", "node.drain",
-    }
-)  # fmt: skip
-GET_GRANTS: frozenset[str] = frozenset(
-    {
-        "sandbox.get", "sandbox.list", "job.list", "project.list", "key.list", "grant.list",
-        "quota.get",
-        "image.get", "image.list", "image.export", "node.list", "audit.read",
-    }
-)  # fmt: skip
-GET_VERBS: dict[str, tuple[str, str]] = {
-    "audit.read": ("audit", "list"),
-}
-"""Grants whose read subject is spelled otherwise; all others are entity.verb."""
-
-GRANTS: frozenset[str] = REQ_GRANTS | GET_GRANTS | frozenset(EXEC_GRANTS)
-"""Every grant there is."""
-
-WHOAMI = ("whoami", "get")
-"""A read that every client may do in its own project."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -141,6 +141,15 @@ async def fetch(
     values = parameters or {}
     rows: list[asyncpg.Record] = await driver.fetch(query, *[values[name] for name in names])
     return rows
+
+
+async def copy(
+    connection: AsyncConnection, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> None:
+    """Inserts rows by COPY: about half the server's work of an insert from arrays. Values
+    are those of the driver for the columns' types, ``jsonb`` as text."""
+    driver = await _driver(connection)
+    await driver.copy_records_to_table(table, columns=columns, records=rows)
 
 
 _PARAMETER = re.compile(r"(?<![:\\\w]):([a-z_]\w*)")

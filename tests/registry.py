@@ -68,7 +68,8 @@ class Registry:
 
     @contextmanager
     def serving(self) -> Iterator[Registry]:
-        server = _Server(("127.0.0.1", 0), _handler(self))
+        server = _Server(("127.0.0.1", 0), _Handler)
+        server.registry = self
         self.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
@@ -82,78 +83,77 @@ class Registry:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    registry: Registry
 
     def handle_error(self, *_: object) -> None:
         """A client that goes away is no news."""
 
 
-def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_: object) -> None:
-            pass
+    def log_message(self, *_: object) -> None:
+        pass
 
-        def do_GET(self) -> None:
-            registry.log.append((self.path, self.headers.get("Range", "")))
-            if self.path.startswith("/token"):
-                self._token()
-            elif registry.busy:
-                registry.busy -= 1
-                self._send(503, b"later")
-            elif not self._known():
-                self._challenge()
-            else:
-                self._serve(self.path.split("/"))
+    def do_GET(self) -> None:
+        self.server.registry.log.append((self.path, self.headers.get("Range", "")))
+        if self.path.startswith("/token"):
+            self._token()
+        elif self.server.registry.busy:
+            self.server.registry.busy -= 1
+            self._send(503, b"later")
+        elif not self._known():
+            self._challenge()
+        else:
+            self._serve(self.path.split("/"))
 
-        def _known(self) -> bool:
-            given = self.headers.get("Authorization")
-            basic = "Basic " + base64.b64encode(ACCOUNT.encode()).decode()
-            wanted = {"none": given, "basic": basic, "token": f"Bearer {TOKEN}"}
-            return given == wanted[registry.auth]
+    def _known(self) -> bool:
+        given = self.headers.get("Authorization")
+        basic = "Basic " + base64.b64encode(ACCOUNT.encode()).decode()
+        wanted = {"none": given, "basic": basic, "token": f"Bearer {TOKEN}"}
+        return given == wanted[self.server.registry.auth]
 
-        def _challenge(self) -> None:
-            realm = f'Bearer realm="http://{registry.host}/token",service="s",scope="repo:pull"'
-            says = 'Basic realm="r"' if registry.auth == "basic" else realm
-            self._send(401, b"{}", {"WWW-Authenticate": says})
+    def _challenge(self) -> None:
+        realm = f'Bearer realm="http://{self.server.registry.host}/token",service="s",scope="repo:pull"'
+        says = 'Basic realm="r"' if self.server.registry.auth == "basic" else realm
+        self._send(401, b"{}", {"WWW-Authenticate": says})
 
-        def _token(self) -> None:
-            basic = "Basic " + base64.b64encode(ACCOUNT.encode()).decode()
-            asked = parse_qs(urlsplit(self.path).query)
-            good = self.headers.get("Authorization") == basic and asked["scope"] == ["repo:pull"]
-            self._send(200 if good else 401, json.dumps({"token": TOKEN}).encode())
+    def _token(self) -> None:
+        basic = "Basic " + base64.b64encode(ACCOUNT.encode()).decode()
+        asked = parse_qs(urlsplit(self.path).query)
+        good = self.headers.get("Authorization") == basic and asked["scope"] == ["repo:pull"]
+        self._send(200 if good else 401, json.dumps({"token": TOKEN}).encode())
 
-        def _serve(self, parts: list[str]) -> None:
-            kind, reference = parts[-2:]
-            if kind == "manifests" and reference in registry.manifests:
-                media_type, data = registry.manifests[reference]
-                self._send(200, data, {"Content-Type": media_type})
-            elif kind == "blobs" and reference in registry.blobs:
-                self._blob(registry.blobs[reference])
-            else:
-                self._send(404, b"{}")
+    def _serve(self, parts: list[str]) -> None:
+        kind, reference = parts[-2:]
+        if kind == "manifests" and reference in self.server.registry.manifests:
+            media_type, data = self.server.registry.manifests[reference]
+            self._send(200, data, {"Content-Type": media_type})
+        elif kind == "blobs" and reference in self.server.registry.blobs:
+            self._blob(self.server.registry.blobs[reference])
+        else:
+            self._send(404, b"{}")
 
-        def _blob(self, data: bytes) -> None:
-            start = 0
-            if registry.ranges and (asked := self.headers.get("Range")):
-                start = int(asked.removeprefix("bytes=").rstrip("-"))
-            cut = None
-            if registry.cuts and len(data) - start > registry.cut_at:
-                registry.cuts -= 1
-                cut = registry.cut_at
-            self._send(206 if start else 200, data[start:], cut=cut)
+    def _blob(self, data: bytes) -> None:
+        start = 0
+        if self.server.registry.ranges and (asked := self.headers.get("Range")):
+            start = int(asked.removeprefix("bytes=").rstrip("-"))
+        cut = None
+        if self.server.registry.cuts and len(data) - start > self.server.registry.cut_at:
+            self.server.registry.cuts -= 1
+            cut = self.server.registry.cut_at
+        self._send(206 if start else 200, data[start:], cut=cut)
 
-        def _send(
-            self, code: int, data: bytes, headers: dict[str, str] | None = None,
-            cut: int | None = None,
-        ) -> None:  # fmt: skip
-            self.send_response(code)
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data[:cut])
-            if cut is not None:
-                self.close_connection = True
-
-    return Handler
+    def _send(
+        self, code: int, data: bytes, headers: dict[str, str] | None = None,
+        cut: int | None = None,
+    ) -> None:  # fmt: skip
+        self.send_response(code)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[:cut])
+        if cut is not None:
+            self.close_connection = True

@@ -58,6 +58,11 @@ static char type_of(mode_t m)
          : S_ISSOCK(m) ? 's' : S_ISCHR(m) ? 'c' : 'b';
 }
 
+static uint64_t ns_of(struct timespec t)
+{
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
 void put_info(struct buf *b, const char *name, const struct stat *st, const char *target)
 {
     char type[2] = {type_of(st->st_mode), 0};
@@ -67,8 +72,8 @@ void put_info(struct buf *b, const char *name, const struct stat *st, const char
     put_u64(b, T_FMODE, st->st_mode & 07777);
     put_u64(b, T_UID, st->st_uid);
     put_u64(b, T_GID, st->st_gid);
-    put_u64(b, T_MTIME_NS,
-            (uint64_t)st->st_mtim.tv_sec * 1000000000ull + (uint64_t)st->st_mtim.tv_nsec);
+    put_u64(b, T_MTIME_NS, ns_of(st->st_mtim));
+    put_u64(b, T_CTIME_NS, ns_of(st->st_ctim));
     put_u64(b, T_INO, st->st_ino);
     put_u64(b, T_NLINK, st->st_nlink);
     if (target)
@@ -112,8 +117,7 @@ static void source_of(char text[SOURCE_SIZE], const struct stat *st)
 {
     snprintf(text, SOURCE_SIZE, "%llx.%llx.%llx.%llx.%llx", (unsigned long long)st->st_dev,
              (unsigned long long)st->st_ino, (unsigned long long)st->st_size,
-             (unsigned long long)st->st_mtim.tv_sec * 1000000000ull + (unsigned long long)st->st_mtim.tv_nsec,
-             (unsigned long long)st->st_ctim.tv_sec * 1000000000ull + (unsigned long long)st->st_ctim.tv_nsec);
+             (unsigned long long)ns_of(st->st_mtim), (unsigned long long)ns_of(st->st_ctim));
 }
 
 /* The first field of the output says which file it is; with `source` it must be that. */

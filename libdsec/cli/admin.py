@@ -1,4 +1,4 @@
-"""``dsec project|key|grant|quota|node|audit``."""
+"""``dsec project|key|grant|quota|node|logs``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ keys = typer.Typer(no_args_is_help=True, cls=Aliases)
 grants = typer.Typer(no_args_is_help=True, cls=Aliases)
 quotas = typer.Typer(no_args_is_help=True, cls=Aliases)
 nodes = typer.Typer(no_args_is_help=True, cls=Aliases)
-audit = typer.Typer(no_args_is_help=True, cls=Aliases)
 
 Of = Annotated[str | None, typer.Option("--of", metavar="PROJECT", help="Default: ours.")]
 Grants = Annotated[list[str], typer.Argument(metavar="ENTITY.VERB…")]
@@ -23,7 +22,6 @@ PROJECT_COLUMNS = ("id", "name", "parent", "path")
 KEY_COLUMNS = ("id", "principal", "name", "kind", "project", "grants", "revoked")
 NODE_COLUMNS = ("id", "state", "pool", "sandboxes", "cores", "memory_mb", "backends")
 LOG_COLUMNS = ("at", "principal", "verb", "outcome", "bytes")
-AUDIT_COLUMNS = ("seq", "at", "principal", "verb", "target", "outcome")
 
 
 def _rows(items: Any) -> list[dict[str, Any]]:
@@ -306,26 +304,6 @@ def drain(id: Annotated[str, typer.Argument()], as_json: Json = False) -> None:
     _node_command("drain", id, as_json=as_json)
 
 
-@audit.command("list")
-def list_audit(
-    principal: Annotated[str | None, typer.Option()] = None,
-    verb: Annotated[str | None, typer.Option()] = None,
-    target: Annotated[str | None, typer.Option()] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 50,
-    as_json: Json = False,
-) -> None:
-    """Lists records, newest first."""
-
-    async def work() -> None:
-        async with client() as c:
-            found = c.audit.list(principal=principal, verb=verb, target=target, limit=limit)
-            entries = [entry async for entry in found]
-        rows = [{"seq": e.seq, "hash": e.hash, **e.record} for e in entries]
-        table(rows, AUDIT_COLUMNS, as_json=as_json)
-
-    run(work, as_json=as_json)
-
-
 def logs(
     sandbox: Annotated[str, typer.Argument(metavar="SANDBOX")],
     limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 200,
@@ -336,7 +314,8 @@ def logs(
 
     async def work() -> None:
         async with client() as c:
-            entries = [e async for e in c.audit.list(target=uid_of(sandbox), limit=limit)]
+            found = c.audit.list(kind="access", target=uid_of(sandbox), limit=limit)
+            entries = [entry async for entry in found]
         rows = [{"seq": e.seq, **e.record} for e in reversed(entries)]
         table(rows, LOG_COLUMNS, as_json=as_json)
 

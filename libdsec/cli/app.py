@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from libdsec.cli import admin, commands, doctor, files, images, jobs, ports, sandboxes
+from libdsec.cli import (
+    admin,
+    audit,
+    commands,
+    doctor,
+    files,
+    images,
+    jobs,
+    ports,
+    sandboxes,
+    snapshots,
+    trajectory,
+)
 from libdsec.cli.common import connection
 
 app = typer.Typer(
@@ -30,7 +42,7 @@ def options(
     connection.url, connection.api_key, connection.project = url, api_key, project
 
 
-for module in (commands, files, ports, sandboxes, doctor):
+for module in (commands, files, ports, sandboxes, snapshots, trajectory, doctor):
     module.register(app)
 app.command("logs")(admin.logs)
 app.add_typer(jobs.app, name="job", help="Jobs: sandboxes that outlive their trainer.")
@@ -42,4 +54,4 @@ app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")
 app.add_typer(admin.grants, name="grant", help="What principals may do.")
 app.add_typer(admin.quotas, name="quota", help="Limits of projects.")
 app.add_typer(admin.nodes, name="node", help="The fleet.")
-app.add_typer(admin.audit, name="audit", help="The record of every verb.")
+app.add_typer(audit.app, name="audit", help="The record, violations and findings.")

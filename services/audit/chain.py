@@ -38,9 +38,6 @@ def canonical(record: dict[str, Any]) -> bytes:
     return _encoder.encode(record)
 
 
-def link(previous: bytes, seq: int, kind: str, record: dict[str, Any]) -> bytes:
-    """The hash (32 bytes) of entry ``seq``."""
-    digest = hashlib.sha256(previous)
-    digest.update(b"%d\0%s\0" % (seq, kind.encode()))
-    digest.update(canonical(record))
-    return digest.digest()
+def link(previous: bytes, seq: int, kind: str, content: bytes) -> bytes:
+    """The hash (32 bytes) of entry ``seq`` with that :func:`canonical` content."""
+    return hashlib.sha256(b"%s%d\0%s\0%s" % (previous, seq, kind.encode(), content)).digest()

@@ -2,20 +2,26 @@
 
 The reporter is taken from the subject, which the bus lets nobody else use, never
 from the body: a captured edge can speak for itself only, and cannot take the id of
-another's record to suppress it.
+another's record to suppress it. Whose a sandbox is comes from the scheduler's word for
+it (:mod:`services.audit.correlation`), likewise never from the body.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from schemas.audit import Access, Violation
+from schemas.audit import Access, AuditReport, Finding, Violation
 from services.audit.chain import clean
+from services.audit.owners import Owner
 
-ACCESS, VIOLATION = "access", "violation"
+ACCESS, VIOLATION, FINDING, RETENTION = "access", "violation", "finding", "retention"
+OWN, FOREIGN, NODE, GRADER = "own", "foreign", "node", "grader"
+AHEAD_S = 60.0
+"""How far a node's clock may be ahead: its word could empty a rule's window else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +58,82 @@ def from_access(source: str, access: Access, *, node: str | None = None) -> Row:
     return row(ACCESS, clean(record))
 
 
-def from_violation(node: str, violation: Violation) -> Row:
-    """The row of one violation."""
+def from_violation(
+    node: str, violation: Violation, owners: Mapping[str, Owner], *, root: str, now: float
+) -> Row:
+    """The row of one violation that ``node`` reports. What is not about a sandbox of that
+    node belongs to the project ``root``, whose readers look after nodes."""
     record = msgspec.to_builtins(violation)
     record["node"] = node
+    if violation.at > now + AHEAD_S:
+        record["at"], record["claimed_at"] = now, violation.at
+    owner = owners.get(violation.uid)
+    if not violation.uid:
+        _belongs(record, NODE, project=root)
+    elif owner is None or owner.node != node:
+        _belongs(record, FOREIGN, project=root)
+    else:
+        _owned(record, OWN, owner)
     return row(VIOLATION, clean(record))
+
+
+def from_report(report: AuditReport, owner: Owner) -> list[Row]:
+    """The rows of what a grader saw, which its own project's owner of the sandbox bears."""
+    rows = []
+    for number, seen in enumerate(report.report.observations):
+        record: dict[str, Any] = {
+            "id": f"report-{report.project}-{report.report.request_id}-{number}",
+            "at": report.at, "node": "", "uid": owner.uid, "source": GRADER,
+            "verdict": "observed", "rule": seen.what, "mechanism": "report",
+            "subject": seen.subject, "count": seen.count, "reporter": report.principal,
+        }  # fmt: skip
+        _owned(record, GRADER, owner)
+        rows.append(row(VIOLATION, clean(record)))
+    return rows
+
+
+def from_finding(finding: Finding) -> Row:
+    """The row of a finding."""
+    return row(FINDING, clean(msgspec.to_builtins(finding)))
+
+
+def from_anchor(*, seq: int, hash_: bytes, day: str, entries: int, at: float, root: str) -> Row:
+    """The row that says which entries are gone, and by which hash they ended."""
+    record = {
+        "id": f"retention-{seq}", "at": at, "project": root, "seq": seq, "hash": hash_.hex(),
+        "day": day, "entries": entries,
+    }  # fmt: skip
+    return row(RETENTION, clean(record))
+
+
+def _belongs(record: dict[str, Any], attribution: str, *, project: str) -> None:
+    record["attribution"], record["project"] = attribution, project
+
+
+def _owned(record: dict[str, Any], attribution: str, owner: Owner) -> None:
+    _belongs(record, attribution, project=owner.project)
+    facts = {"principal": owner.principal, "job": owner.job, "task": owner.task}
+    record.update({name: value for name, value in facts.items() if value})
 
 
 def row(kind: str, record: dict[str, Any]) -> Row:
     """The row of a stored record: its columns are functions of its content, which
     is how ``verify`` finds a changed column."""
     get = record.get
+    at, project, principal = float(get("at", 0)), get("project", ""), get("principal") or ""
     if kind == VIOLATION:
         return Row(
-            kind, f"{get('node')}/{get('id')}", float(get("at", 0)), get("project", ""), "",
-            get("rule", ""), get("uid", ""), get("verdict", ""), "", record,
+            kind, f"{get('node')}/{get('id')}", at, project, principal, get("rule", ""),
+            get("uid", ""), get("verdict", ""), "", record,
         )  # fmt: skip
+    if kind == FINDING:
+        return Row(
+            kind, get("id", ""), at, project, principal, get("rule", ""), get("uid") or "",
+            get("severity", ""), "", record,
+        )  # fmt: skip
+    if kind == RETENTION:
+        return Row(kind, get("id", ""), at, project, "", "retention", "", "ok", "", record)
     return Row(
-        kind, f"{get('source')}/{get('id')}", float(get("at", 0)), get("project", ""),
-        get("principal", ""), get("verb", ""), get("target", ""), get("outcome", ""),
-        get("request_id", ""), record,
+        kind, f"{get('source')}/{get('id')}", at, project, principal, get("verb", ""),
+        get("target", ""), get("outcome", ""), get("request_id", ""), record,
     )  # fmt: skip

@@ -74,10 +74,12 @@ class Create:
                 self.spec_of[index] = -1
 
 
-def read(project: str, principal: str, body: bytes) -> Create:
+def read(project: str, principal: str, body: bytes, *, fork: bool = False) -> Create:
     """The judged request in ``body``. Raises ``BadMessage`` or ``InvalidRequest``
     where the request as a whole is no request."""
     request = decode(body, CreateRequest)
+    if fork and len(request.specs) != 1:
+        raise InvalidRequest("a fork has exactly one spec", field="specs")
     if request.count > 1 and len(request.specs) > 1:
         raise InvalidRequest("count goes with exactly one spec", field="count")
     create = Create(project, principal, request, _digest(request))
@@ -86,7 +88,7 @@ def read(project: str, principal: str, body: bytes) -> Create:
         raw = bytes(part)
         known = seen.get(raw)
         if known is None:
-            judged = judge(raw)
+            judged = judge(raw, fork=fork)
             if isinstance(judged, WireError):
                 create.spec_of.append(-1)
                 create.refused[index] = judged

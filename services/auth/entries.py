@@ -14,9 +14,9 @@ from typing import Any, get_args
 
 import msgspec
 
-from schemas.audit import Access
+from schemas.audit import Access, AuditReport, SandboxReport
 from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage, decode, encode
-from schemas.image import ImageCommand, ImageCreate, ImageDelete, ImageTag
+from schemas.image import ImageCommand, ImageCreate, ImageDelete, ImageTag, SnapshotCreate
 from schemas.job import JobCommand, JobRequest, JobVerb
 from schemas.node import NodeCommand
 from schemas.sandbox import OpCommand, SandboxOpRequest, Verb
@@ -33,6 +33,7 @@ from shared.wire import bad_message
 COMMAND_BYTES = 1024 * 1024
 """About how much one message of commands carries."""
 OPS = frozenset(get_args(Verb))
+CREATES = frozenset({"sandbox.create", "sandbox.fork"})
 JOB_VERBS = frozenset(get_args(JobVerb))
 NODE_VERBS = frozenset({"cordon", "uncordon", "drain"})
 IMAGE_VERBS: dict[str, type[Any]] = {
@@ -43,7 +44,8 @@ IMAGE_VERBS: dict[str, type[Any]] = {
 @dataclass(slots=True)
 class Entry:
     """One request on its way: its idempotency ``key`` and content ``digest``, the
-    judged ``create`` or another ``command``, or the ``error`` that refuses it."""
+    judged ``create`` or another ``command``, or the ``error`` that refuses it. ``projects``: its
+    project and the ancestors, nearest first."""
 
     ask: Ask
     key: str = ""
@@ -54,6 +56,7 @@ class Entry:
     create: Create | None = None
     command: Any = None
     error: DsecError | None = None
+    projects: Sequence[str] = ()
 
     def row(self) -> RequestRow:
         """How the request is remembered."""
@@ -95,8 +98,9 @@ def prepare(ask: Ask, *, max_bytes: int) -> Entry:
 
 def _read(entry: Entry) -> None:
     ask = entry.ask
-    if ask.grant == "sandbox.create":
-        create = creates.read(ask.project, ask.principal, ask.body)
+    if ask.grant in CREATES:
+        fork = ask.verb == "fork"
+        create = creates.read(ask.project, ask.principal, ask.body, fork=fork)
         entry.create, entry.digest = create, create.digest
         # the id is also the first sandbox's uid, so it is unique over all projects
         entry.request_id = entry.key = entry.target = create.request.request_id
@@ -104,6 +108,14 @@ def _read(entry: Entry) -> None:
     entry.digest = hashlib.sha256(ask.body).digest()
     if ask.entity == "sandbox" and ask.verb in OPS:
         _read_op(entry)
+    elif ask.grant == "sandbox.snapshot":
+        snapshot = decode(ask.body, SnapshotCreate)
+        entry.command, entry.target = snapshot, snapshot.uid
+        _identify(entry, snapshot.request_id)
+    elif ask.grant == "sandbox.report":
+        report = decode(ask.body, SandboxReport)
+        entry.command, entry.target = report, report.uid
+        _identify(entry, report.request_id)
     elif ask.entity == "job" and ask.verb in JOB_VERBS:
         lease = decode(ask.body, JobRequest)
         entry.command, entry.target = lease, lease.job
@@ -165,7 +177,7 @@ def messages(entries: Sequence[Entry], *, now: float) -> list[Outgoing]:
 def _kind(entry: Entry) -> str:
     if entry.create is not None:
         return "create"
-    return "op" if entry.ask.entity == "sandbox" else "single"
+    return "op" if entry.ask.entity == "sandbox" and entry.ask.verb in OPS else "single"
 
 
 def _creates(entries: Iterable[Entry], now: float) -> list[Outgoing]:
@@ -228,6 +240,11 @@ def _single(entry: Entry) -> Outgoing:
         headers[HEADER_REPLY] = ask.reply_to
     if ask.trace:
         headers[HEADER_TRACE] = ask.trace
+    if ask.entity == "sandbox":
+        told = AuditReport(
+            project=ask.project, principal=ask.principal, at=ask.at, report=entry.command
+        )
+        return Outgoing(cmd("audit", "report", ask.project), encode(told), headers)
     if ask.entity == "job":
         job = JobCommand(
             project=ask.project, principal=ask.principal, verb=ask.verb,  # type: ignore[arg-type]
@@ -239,7 +256,7 @@ def _single(entry: Entry) -> Outgoing:
         return Outgoing(subject, encode(entry.command), headers)
     command = ImageCommand(
         project=ask.project, principal=ask.principal, reply_to=ask.reply_to, trace=ask.trace,
-        **{ask.verb: entry.command},
+        projects=list(entry.projects), **{ask.verb: entry.command},
     )  # fmt: skip
     return Outgoing(cmd("image", ask.verb, ask.project), encode(command), headers)
 

@@ -17,11 +17,13 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.base import ErrorReply, encode
+from schemas.image import SnapshotCreate
 from schemas.subjects import parse_client
-from services.auth import access, store
+from services.auth import access, iam_store, store
 from services.auth.admission import Account, admit, cost_of, give_back
 from services.auth.asks import Ask, own_inbox
 from services.auth.creates import Create, Refusal
+from services.auth.delegation import holds
 from services.auth.entries import Entry, messages, prepare, refusals_from, refusals_to
 from services.auth.iam import IamDoor
 from services.auth.settings import Settings
@@ -30,7 +32,7 @@ from shared.bus import Bus, Outgoing
 from shared.clock import Clock
 from shared.consumer import Received
 from shared.db import Database
-from shared.errors import Conflict, DsecError, NotFound, Unavailable
+from shared.errors import Conflict, DsecError, Forbidden, NotFound, Unavailable
 from shared.outbox import Outbox
 from shared.wire import to_wire
 
@@ -95,8 +97,12 @@ class Requests:
         for entry in live:
             if entry.ask.project not in paths:
                 entry.error = NotFound(f"no project {entry.ask.project}", field="project")
-            elif entry.create is not None:
-                entry.create.projects = list(reversed(paths[entry.ask.project]))
+                continue
+            entry.projects = list(reversed(paths[entry.ask.project]))
+            if entry.create is not None:
+                entry.create.projects = list(entry.projects)
+            elif isinstance(entry.command, SnapshotCreate) and entry.command.name is not None:
+                await self._may_name(connection, entry)
         known = await store.remembered(connection, firsts.keys() - new)
         for key, entry in firsts.items():
             if key not in new and entry.error is None:
@@ -107,6 +113,15 @@ class Requests:
         for entry in live:
             if entry is not firsts[entry.key] and entry.error is None:
                 _same_batch(entry, firsts[entry.key], known.get(entry.key))
+
+    async def _may_name(self, connection: AsyncConnection, entry: Entry) -> None:
+        """A snapshot with a name is an image: the bus has judged only the other grant."""
+        path = list(reversed(entry.projects))
+        held = await iam_store.held(connection, entry.ask.principal, path)
+        if not holds(held, "image.create"):
+            entry.error = Forbidden(
+                f"a snapshot gets a name with image.create in {entry.ask.project}", field="name"
+            )
 
     async def _charge(
         self, connection: AsyncConnection, fresh: Sequence[tuple[Entry, Create]],

@@ -12,19 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from schemas.subjects import (
-    BLOB_GRANTS,
-    EDGE_DURABLE,
-    EXEC_GRANTS,
-    GET_GRANTS,
-    GET_VERBS,
-    REQ_GRANTS,
-    WHOAMI,
-    blob,
-    exec_,
-    get,
-    req,
-)  # fmt: skip
+from schemas.grants import BLOB_GRANTS, EXEC_GRANTS, GET_GRANTS, GET_VERBS, REQ_GRANTS, WHOAMI
+from schemas.subjects import EDGE_DURABLE, blob, exec_, get, req, trj
 from services.auth.delegation import FLEET, expand
 from shared.errors import QuotaExceeded
 
@@ -74,9 +63,9 @@ def _publish(project: str, grant: str, principal: str) -> Iterable[str]:
         yield req(project, entity, verb)
         yield req(project, entity, verb, principal)
     if grant in GET_GRANTS:
-        entity, verb = GET_VERBS.get(grant, (entity, verb))
-        yield get(project, entity, verb)
-        yield get(project, entity, verb, principal)
+        for read in GET_VERBS.get(grant, ((entity, verb),)):
+            yield get(project, *read)
+            yield get(project, *read, principal)
     if grant in BLOB_GRANTS:
         yield blob(project, BLOB_GRANTS[grant], principal)
     for opened in EXEC_GRANTS.get(grant, ()):
@@ -92,6 +81,7 @@ def node(principal: str, name: str) -> Permissions:
             f"dsec.hb.v1.{name}",
             f"dsec.evt.v1.edge.*.{name}",
             f"dsec.sec.v1.*.*.{name}",
+            trj(name),
             f"dsec.out.v1.{name}.>",
             f"dsec.rpc.v1.scheduler.join.{name}",
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}",

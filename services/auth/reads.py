@@ -18,13 +18,15 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from schemas.audit import AuditQuery
+from schemas.audit import AuditQuery, DryRunQuery, RulesQuery, SuggestQuery, VerifyQuery
 from schemas.base import HEADER_TRACE, BadMessage, ErrorReply, decode, encode
+from schemas.grants import WHOAMI
 from schemas.iam import IamQuery, IamReply, QuotaInfo
 from schemas.image import ImageExport, ImageQuery
 from schemas.job import JobQuery
 from schemas.sandbox import SandboxQuery
-from schemas.subjects import ANONYMOUS, WHOAMI, parse_client, rpc
+from schemas.subjects import ANONYMOUS, parse_client, rpc
+from schemas.trajectory import TrajectoryQuery
 from services.auth import admission, iam_store, store
 from services.auth.access import AccessBuffer, targets
 from services.auth.asks import Ask, own_inbox, request_id
@@ -49,6 +51,12 @@ log = logging.getLogger(__name__)
 SUBJECT = "dsec.get.v1.>"
 QUEUE = "auth"
 FORWARD_S = 5.0
+AUDIT_QUERIES: dict[str, type[Any]] = {
+    "list": AuditQuery, "rules": RulesQuery, "dry_run": DryRunQuery, "verify": VerifyQuery,
+    "suggest": SuggestQuery,
+}  # fmt: skip
+UNSCOPED_QUERIES = frozenset({"rules", "verify"})
+"""They tell nothing of any project."""
 MAX_WAITING = 65_536
 """Reads that may wait for a slot."""
 
@@ -135,6 +143,11 @@ class Reads:
             scoped: Any = msgspec.structs.replace(query, project=ask.project)
             await self._path(ask)
             return await self._forward("scheduler", "sandboxes", scoped, targets(query.uids))
+        if ask.entity == "sandbox" and ask.verb == "trajectory":
+            trail = decode(body, TrajectoryQuery)
+            await self._path(ask)
+            scoped = msgspec.structs.replace(trail, project=ask.project)
+            return await self._forward("audit", "trajectory", scoped, trail.uid)
         if ask.entity == "job" and ask.verb == "list":
             jobs = decode(body, JobQuery)
             await self._path(ask)
@@ -150,8 +163,8 @@ class Reads:
             path = await self._path(ask)
             scoped = msgspec.structs.replace(export, projects=list(reversed(path)))
             return await self._forward("imagesvc", "export", scoped, ",".join(export.names))
-        if ask.entity == "audit" and ask.verb == "list":
-            return await self._audit(ask, decode(body, AuditQuery))
+        if ask.entity == "audit" and ask.verb in AUDIT_QUERIES:
+            return await self._audit(ask, decode(body, AUDIT_QUERIES[ask.verb]))
         iam = decode(body, IamQuery)
         if ask.entity == "node" and ask.verb == "list":
             return await self._forward("scheduler", "nodes", iam, "")
@@ -163,7 +176,9 @@ class Reads:
         async with self._db.transaction() as connection:
             return await _existing(connection, ask.project)
 
-    async def _audit(self, ask: Ask, query: AuditQuery) -> tuple[str, str, bytes]:
+    async def _audit(self, ask: Ask, query: Any) -> tuple[str, str, bytes]:
+        if ask.verb in UNSCOPED_QUERIES:
+            return await self._forward("audit", ask.verb, query, "")
         async with self._db.transaction() as connection:
             await _existing(connection, ask.project)
             below = await iam_store.projects_below(connection, ask.project)
@@ -173,7 +188,8 @@ class Reads:
                 raise NotFound(f"no project {query.project} in {ask.project}", field="project")
             projects = [query.project]
         scoped = msgspec.structs.replace(query, projects=projects)
-        return await self._forward("audit", "entries", scoped, query.target or "")
+        target = getattr(query, "target", None) or getattr(query, "uid", None) or ""
+        return await self._forward("audit", ask.verb, scoped, target)
 
     async def _forward(
         self, service: str, verb: str, query: Any, target: str

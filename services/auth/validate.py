@@ -45,11 +45,12 @@ _FIELDS = frozenset(SandboxSpec.__struct_fields__)
 _keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def judge(raw: bytes) -> SandboxSpec | WireError:
+def judge(raw: bytes, *, fork: bool = False) -> SandboxSpec | WireError:
     """The spec in ``raw``, or what is wrong with it."""
     try:
         spec = decode(raw, SandboxSpec)
         check(spec, raw)
+        _branch(spec, fork=fork)
     except BadMessage as exc:
         return to_wire(bad_message(exc))
     except DsecError as exc:
@@ -68,6 +69,15 @@ def check(spec: SandboxSpec, raw: bytes) -> None:
     _limits(spec)
     _sizes(spec)
     _features(spec)
+
+
+def _branch(spec: SandboxSpec, *, fork: bool) -> None:
+    if fork and spec.source is None:
+        raise InvalidRequest("a fork names the sandbox it is of", field="source")
+    if not fork and spec.source is not None:
+        raise InvalidRequest("only a fork has a source", field="source")
+    if not fork and spec.node is not None:
+        raise Unsupported("node is not supported: the scheduler places", field="node")
 
 
 def _environment(spec: SandboxSpec) -> None:

@@ -1,7 +1,7 @@
 """What counts as activity of a sandbox.
 
-Owns: which operations run in it, when the last one ended. Does not own: what idleness
-leads to (:mod:`services.edge.rules`, the actor).
+Owns: which operations run in it, when the last one ended, how much output they lost.
+Does not own: what idleness leads to (:mod:`services.edge.rules`, the actor).
 
 Idleness is measured on the sandbox's own clock, so paused time is none of it.
 """
@@ -22,6 +22,8 @@ class Activity:
     def __init__(self, clock: RunClock) -> None:
         self._clock = clock
         self._busy: dict[object, Abort] = {}
+        self.dropped_bytes = 0
+        """Output of commands that nobody got, since the edge's start."""
         self.at = clock.now()
 
     def touch(self) -> None:

@@ -16,17 +16,19 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from schemas.sandbox import EdgeOpItem, Observation, Observed
 from services.edge import records, rules
 from services.edge.activity import Activity
 from services.edge.admission import Amount
+from services.edge.branches import captures
 from services.edge.drivers.base import BackendReport, Driver, Exited, Handle, Resumable
 from services.edge.ending import CANCEL_S, Ending, Fate, Interrupted
 from services.edge.journal import Journal
 from services.edge.layers.locate import Locator
+from services.edge.logged import Numbers
 from services.edge.observer import Observer
 from services.edge.pauses import PAUSE_S, Pauses, Waking
 from services.edge.records import Change, SandboxRow
@@ -64,6 +66,7 @@ class Context:
     recover_timeout_s: float
     report: Callable[[str], BackendReport]
     gone: Callable[[Sandbox], None]
+    find: Callable[[str, str], Sandbox | None]
 
 
 class Sandbox:
@@ -72,13 +75,11 @@ class Sandbox:
     def __init__(self, row: SandboxRow, driver: Driver, context: Context) -> None:
         item = row.accepted.item
         self.uid, self.project = item.uid, item.project
-        self.accepted = row.accepted
-        self.generation = row.generation
+        self.accepted, self.generation = row.accepted, row.generation
         self.backend = row.accepted.resolved.spec.backend
         self.demand: Amount = rules.demand(row.accepted.resolved.spec)
-        self.driver = driver
         self.handle: Handle | None = row.handle
-        self.epoch = row.epoch
+        self.driver, self.epoch = driver, row.epoch
         self.fate = Fate()
         self.clock = RunClock(context.clock.monotonic)
         self.activity = Activity(self.clock)
@@ -97,7 +98,7 @@ class Sandbox:
         self._queue: asyncio.Queue[tuple[str, EdgeOpItem | None]] = asyncio.Queue(MAX_QUEUED)
         self._found = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._seq = 0
+        self.numbers = Numbers(row.seq)
         self._failure: DsecError | None = None
         self._telling: asyncio.Task[None] | None = None
 
@@ -178,11 +179,6 @@ class Sandbox:
             raise Unavailable("the sandbox is starting", retry_after_s=0.2)
         return self.handle
 
-    def next_seq(self) -> int:
-        """The number of the next command in this epoch."""
-        self._seq += 1
-        return self._seq
-
     def observation(self, observed: Observed | None = None, **more: Any) -> Observation:
         """What is true now, at the present generation."""
         now: Observed = "starting"
@@ -241,15 +237,15 @@ class Sandbox:
 
     async def _start_driver(self) -> Handle:
         item, resolved = self.accepted.item, self.accepted.resolved
-        report = self._context.report(self.backend)
-        refusal = rules.check_spec(resolved.spec, report)
+        refusal = rules.check_spec(resolved.spec, self._context.report(self.backend))
         if refusal:
             raise refusal
         with telemetry.span("edge start", parents=[item.trace]):
             # a store that is slow for some must not keep the places of others
             layers = await self._context.locator.find([one.digest for one in resolved.layers])
-            async with self._context.starts:
-                return await self.driver.start(rules.start_spec(item, resolved, layers))
+            spec = rules.start_spec(item, resolved, layers)
+            async with captures(self.accepted, self._context.find) as below, self._context.starts:
+                return await self.driver.start(replace(spec, captures=below))
 
     def _tell_starting(self) -> None:
         if self.ending is None:

@@ -13,13 +13,15 @@ import fcntl
 import logging
 import os
 import time
+from functools import partial
 from typing import IO
 
 from schemas.subjects import EDGE_DURABLE, inbox_prefix
 from services.edge import probe
-from services.edge.door import Door
+from services.edge.door import COUNTED, Door
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver
+from services.edge.excess import Excess
 from services.edge.execs import Execs
 from services.edge.handlers import Commands
 from services.edge.heartbeat import Presence
@@ -31,6 +33,7 @@ from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
+from services.edge.trail import Trail
 from shared.blobs.opening import is_remote
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -60,6 +63,11 @@ class Edge:
         self.observer = Observer(
             node=settings.node, epoch=self.epoch, link=self.link, journal=self.journal
         )
+        self.trail = Trail(
+            node=settings.node, link=self.link, journal=self.journal, on=settings.trajectory,
+            output_bytes=settings.trajectory_output_bytes,
+            request_bytes=settings.trajectory_request_bytes,
+        )  # fmt: skip
         layers = LayerService(settings.layers_path)
         self.watch = Watch(layers, node=settings.node, link=self.link)
         self.meter = probe.Meter(settings.state_path)
@@ -76,26 +84,32 @@ class Edge:
         )  # fmt: skip
         self.door = Door(
             self.supervisor, node=settings.node, link=self.link, execs=self.execs,
-            observer=self.observer, clock=clock, ops_per_sandbox=settings.ops_per_sandbox,
-            ops_per_node=settings.ops_per_node,
+            trail=self.trail, observer=self.observer, clock=clock,
+            ops_per_sandbox=settings.ops_per_sandbox, ops_per_node=settings.ops_per_node,
             connections_per_sandbox=settings.connections_per_sandbox,
         )  # fmt: skip
         self.presence = Presence(
             self.supervisor, settings=settings, epoch=self.epoch, limits=limits,
             meter=self.meter,
         )  # fmt: skip
+        self.excess = Excess(
+            self.supervisor, node=settings.node, link=self.link, clock=clock
+        )
         self.health = Health("edge")
         self.health.add("journal", self.journal.check)
         self.health.add("bus", self.link.check)
         self.health.add("join", self.presence.check)
+        for name in COUNTED:
+            self.health.count(f"operations_{name}", partial(self.door.counts.__getitem__, name))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until ``stop``."""
         await self.supervisor.open()
+        self.trail.start()
         if self.settings.health_port:
             await self.health.serve(self.settings.health_port)
         stopping = asyncio.ensure_future(stop.wait())
-        watching = asyncio.ensure_future(self._watched())
+        watching = asyncio.gather(self._watched(), self.excess.run())
         try:
             while not stop.is_set():
                 connected = asyncio.ensure_future(self._connected())
@@ -109,6 +123,7 @@ class Edge:
             stopping.cancel()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+            await self.trail.close()
             await self.supervisor.close()
             self.execs.close()
             await self.health.close()
@@ -148,6 +163,7 @@ class Edge:
 
     async def _close(self, bus: Bus) -> None:
         await self.observer.flush()
+        await self.trail.flush()
         self.link.set(None)
         try:
             await bus.close()

@@ -137,7 +137,7 @@ class CgroupDriver:
             procs.append(os.open(work / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         work = Path(groups.v2, WORK)
         work.mkdir(exist_ok=True)
-        counter = self._oom_file(groups)
+        counter = oom_file(groups)
         if counter.exists():
             oom = os.open(counter, os.O_RDONLY | os.O_CLOEXEC)
         return CgroupFds(procs, os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), oom)
@@ -150,11 +150,6 @@ class CgroupDriver:
             (agent / "cgroup.procs").write_text(pid)
         wanted = [c for c in ("memory", "pids", "cpu") if c in self._v2_controllers]
         (group / "cgroup.subtree_control").write_text(" ".join(f"+{c}" for c in wanted))
-
-    def _oom_file(self, groups: Groups) -> Path:
-        if "memory" in groups.v1:
-            return Path(groups.v1["memory"], WORK, "memory.oom_control")
-        return Path(groups.v2 or "/nonexistent", WORK, "memory.events")
 
     def limit(self, groups: Groups, limits: Limits) -> dict[str, str]:
         """Writes the limits; returns which mechanism enforces which. Raises
@@ -208,7 +203,7 @@ class CgroupDriver:
         if "cpuacct" in v1:
             cpu_s = _number(Path(v1["cpuacct"], WORK, "cpuacct.usage")) / 1e9
         else:
-            cpu_s = _keyed(work2 / "cpu.stat", "usage_usec") / 1e6
+            cpu_s = keyed(work2 / "cpu.stat", "usage_usec") / 1e6
         used, peak = ("memory.usage_in_bytes", "memory.max_usage_in_bytes")
         if memory is None:
             memory, used, peak = work2, "memory.current", "memory.peak"
@@ -217,7 +212,7 @@ class CgroupDriver:
             memory_bytes=_number(memory / used),
             memory_peak_bytes=_number(memory / peak),
             pids=max(0, _number(pids) - sum(map(_is_helper, _pids_below(work2))) + 1),
-            oom_kills=_keyed(self._oom_file(groups), "oom_kill"),
+            oom_kills=keyed(oom_file(groups), "oom_kill"),
         )
 
     def terminate(self, groups: Groups, grace_s: float) -> None:
@@ -262,6 +257,13 @@ class CgroupDriver:
                 if time.monotonic() > deadline:
                     raise Unavailable(f"cgroup {directory} cannot be removed", cause="runtime")
                 time.sleep(POLL_S)
+
+
+def oom_file(groups: Groups) -> Path:
+    """Where the kernel counts processes of the workload that it killed for memory."""
+    if "memory" in groups.v1:
+        return Path(groups.v1["memory"], WORK, "memory.oom_control")
+    return Path(groups.v2 or "/nonexistent", WORK, "memory.events")
 
 
 def remove_parent(name: str) -> None:
@@ -378,7 +380,8 @@ def _number(path: Path) -> int:
         return 0
 
 
-def _keyed(path: Path, key: str) -> int:
+def keyed(path: Path, key: str) -> int:
+    """The number behind ``key`` in a file of such lines, 0 where there is none."""
     try:
         for line in path.read_text().splitlines():
             name, _, value = line.partition(" ")

@@ -23,19 +23,25 @@ log = logging.getLogger(__name__)
 
 SLOTS = 8_192
 """Intents not committed yet: more wait for the journal."""
-_BODY = struct.Struct("<26s26s32sd")
-_CRC = struct.Struct("<I")
-_SIZE = _CRC.size + _BODY.size
+SLOT_BYTES = 1_024
+_HEAD = struct.Struct("<26s26s32sdQH")
+_CRC = struct.Struct("<IH")
+BODY_BYTES = SLOT_BYTES - _CRC.size - _HEAD.size
+"""Longest text of an operation that fits into its slot. A longer one is told to the
+journal alone, a moment later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An intent: sandbox, operation, hash of the request, seconds since the epoch."""
+    """An intent: sandbox, operation, hash of the request, seconds since the epoch, number
+    in the sandbox's trajectory, record of it there."""
 
     uid: str
     op_id: str
     hash: bytes
     at: float
+    seq: int = 0
+    body: bytes = b""
 
 
 class Claims:
@@ -44,7 +50,7 @@ class Claims:
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            size = SLOTS * _SIZE
+            size = SLOTS * SLOT_BYTES
             if os.fstat(descriptor).st_size != size:
                 os.truncate(descriptor, 0)
                 _fill(descriptor, size)
@@ -55,12 +61,13 @@ class Claims:
 
     def found(self) -> list[Claim]:
         """What an earlier process left, in no order."""
-        slots = (self._map[at : at + _SIZE] for at in range(0, SLOTS * _SIZE, _SIZE))
+        starts = range(0, SLOTS * SLOT_BYTES, SLOT_BYTES)
+        slots = (self._map[at : at + SLOT_BYTES] for at in starts)
         return [_claim(slot) for slot in slots if _is_whole(slot)]
 
     def clear(self) -> None:
         """Forgets what was found."""
-        self._map[:] = bytes(SLOTS * _SIZE)
+        self._map[:] = bytes(SLOTS * SLOT_BYTES)
 
     def put(self, claim: Claim) -> int | None:
         """Keeps an intent; its slot, or ``None`` where there is none for it."""
@@ -68,13 +75,18 @@ class Claims:
         if not self._free or (len(uid), len(op_id), len(claim.hash)) != (26, 26, 32):
             return None
         slot = self._free.pop()
-        body = _BODY.pack(uid, op_id, claim.hash, claim.at)
-        self._map[slot * _SIZE : (slot + 1) * _SIZE] = _CRC.pack(zlib.crc32(body)) + body
+        body = claim.body if len(claim.body) <= BODY_BYTES else b""
+        head = _HEAD.pack(uid, op_id, claim.hash, claim.at, claim.seq, len(body))
+        data = head + body
+        start = slot * SLOT_BYTES
+        framed = _CRC.pack(zlib.crc32(data), len(data)) + data
+        self._map[start : start + len(framed)] = framed
         return slot
 
     def drop(self, slot: int) -> None:
         """The journal has it, or it is void."""
-        self._map[slot * _SIZE : slot * _SIZE + _CRC.size] = bytes(_CRC.size)
+        start = slot * SLOT_BYTES
+        self._map[start : start + _CRC.size] = bytes(_CRC.size)
         self._free.append(slot)
 
     def close(self) -> None:
@@ -89,10 +101,15 @@ def _fill(descriptor: int, size: int) -> None:
 
 
 def _is_whole(slot: bytes) -> bool:
-    crc: int = _CRC.unpack_from(slot)[0]
-    return bool(crc) and zlib.crc32(slot[_CRC.size :]) == crc
+    crc, size = _CRC.unpack_from(slot)
+    data = slot[_CRC.size : _CRC.size + size]
+    return bool(size >= _HEAD.size and zlib.crc32(data) == crc)
 
 
 def _claim(slot: bytes) -> Claim:
-    uid, op_id, hash_, at = _BODY.unpack_from(slot, _CRC.size)
-    return Claim(uid.decode("ascii", "replace"), op_id.decode("ascii", "replace"), hash_, at)
+    uid, op_id, hash_, at, seq, size = _HEAD.unpack_from(slot, _CRC.size)
+    start = _CRC.size + _HEAD.size
+    return Claim(
+        uid.decode("ascii", "replace"), op_id.decode("ascii", "replace"), hash_, at, seq,
+        slot[start : start + size],
+    )  # fmt: skip

@@ -20,15 +20,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections import Counter
 from typing import Any
 
-import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
 from schemas.exec import HEADER_HAVE, HEADER_OFFSET, HEADER_SOURCE, KEEPALIVE_S, ExecReply
+from schemas.trajectory import TrajectoryPage, TrajectoryRequest
 from services.edge import calls, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
@@ -39,14 +40,16 @@ from services.edge.finished import Finished
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
+from services.edge.outcomes import death, did_not_begin, recorded, repeated
 from services.edge.ports import Room
+from services.edge.records import ExecRow
 from services.edge.supervisor import Supervisor
+from services.edge.trail import Trail
 from services.edge.verbs import VERBS, Verb
-from shared import ids, lifecycle, telemetry
+from shared import ids, telemetry
 from shared.bus import HEADER_BYTES, Bus
 from shared.clock import Clock
 from shared.errors import (
-    CapacityExhausted,
     Conflict,
     DsecError,
     Internal,
@@ -63,6 +66,8 @@ SILENT_S = KEEPALIVE_S * 0.6
 TICK_S = 1.0
 RETRY_AFTER_S = 0.5
 SIGKILL = 9
+COUNTED = ("ended", "repeated", "failed_infra", "unknown")
+"""Of these the client asked again, the infrastructure failed, nobody knows the outcome."""
 
 Key = tuple[str, str]
 
@@ -72,13 +77,16 @@ class Door:
 
     def __init__(
         self, supervisor: Supervisor, *, node: str, link: Link, execs: Execs,
-        observer: Observer, clock: Clock, ops_per_sandbox: int, ops_per_node: int,
-        connections_per_sandbox: int,
+        trail: Trail, observer: Observer, clock: Clock, ops_per_sandbox: int,
+        ops_per_node: int, connections_per_sandbox: int,
     ) -> None:  # fmt: skip
         self._supervisor = supervisor
         self._node = node
         self._link = link
         self._execs = execs
+        self._trail = trail
+        page = Verb(TrajectoryRequest, TrajectoryPage, trail.page, wakes=False)
+        self._verbs = {**VERBS, "trajectory": page}
         self._observer = observer
         self._clock = clock
         self._ops_per_sandbox = ops_per_sandbox
@@ -89,6 +97,8 @@ class Door:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
+        self.counts: Counter[str] = Counter()
+        """Operations since the start, by how they came and ended: see :data:`COUNTED`."""
 
     async def open(self, bus: Bus) -> None:
         """Listens on a (new) connection."""
@@ -142,7 +152,7 @@ class Door:
             op.abort(exc)
 
     def _request(self, call: Call, msg: Msg) -> None:
-        verb = VERBS[call.verb]
+        verb = self._verbs[call.verb]
         try:
             request = decode(msg.data, verb.request)
             self._admit(call, verb, request, msg)
@@ -166,6 +176,7 @@ class Door:
                 raise NotFound("no such operation of this principal", field="op_id")
             if hash_ and known.hash and known.hash != hash_:
                 raise Conflict("this op_id was used for another request", field="op_id")
+            self.counts["repeated"] += 1
             again = known.join(msg.reply, request.offset) if joins else known.attach(msg.reply)
             self._spawn(again)
             return
@@ -208,7 +219,7 @@ class Door:
         except asyncio.CancelledError:
             error, reply = self._cut_short(op, verb)
         except SandboxDied as exc:
-            error = _death(exc, sandbox)
+            error = death(exc, sandbox)
         except DsecError as exc:
             error = exc
         except Exception as exc:
@@ -223,24 +234,41 @@ class Door:
 
     async def _once(self, op: Operation, sandbox: Sandbox, verb: Verb, request: Any) -> Any:
         verb.check(request)
+        once = verb.once(request)
         if verb.wakes and sandbox.state != "running":
-            await self._awake(op, sandbox, once=verb.once(request))
-        if verb.once(request):
-            uid, op_id, hash_, now = sandbox.uid, op.op_id, op.hash, self._clock.now()
-            joins = not hash_
-            execs = self._execs
-            row = await (execs.find(uid, op_id) if joins else execs.begin(uid, op_id, hash_, now))
-            if row is None and joins:
-                raise NotFound(f"no operation {op_id} in this sandbox", field="op_id")
-            if row is not None:
-                op.hash = op.hash or row.hash
+            await self._awake(op, sandbox, once=once)
+        if once or verb.logs(request):
+            row = await self._known(op, sandbox, request)
+            if row is not None and once:
                 op.begun = True
-                return await _repeated(row, op, sandbox, verb, request)
+                return await repeated(row, op, sandbox, verb, request)
             op.claimed = True
         if verb.wakes:  # it may have been paused meanwhile
             await sandbox.ready()
         op.begun = True
         return await verb.run(sandbox, request, op)
+
+    async def _known(self, op: Operation, sandbox: Sandbox, request: Any) -> ExecRow | None:
+        """What was known of it already; else its intent is kept from here on."""
+        uid, op_id, trail = sandbox.uid, op.op_id, self._trail
+        if op.hash:
+            try:
+                row = await self._execs.begin(
+                    uid, op_id, lambda: trail.claim(op, sandbox, request, self._clock.now())
+                )
+            except BaseException:
+                trail.unclaimed(op, sandbox)
+                raise
+            if row is None:
+                trail.begun(op)
+                return None
+            if row.hash != op.hash:
+                raise Conflict("this op_id was used for another request", field="op_id")
+        elif (row := await self._execs.find(uid, op_id)) is None:
+            raise NotFound(f"no operation {op_id} in this sandbox", field="op_id")
+        trail.again(op, row, request)
+        op.hash = row.hash
+        return row
 
     async def _awake(self, op: Operation, sandbox: Sandbox, *, once: bool) -> None:
         """Before an intent is noted: a resume may take long, or fail. To follow again
@@ -258,7 +286,7 @@ class Door:
         if verb.reply is not ExecReply:
             return Conflict("cancelled by the client", cause="cancelled"), None
         return None, ExecReply(
-            op_id=op.op_id, exit_code=128 + SIGKILL, signal="KILL",
+            op_id=op.op_id, exit_code=128 + SIGKILL, signal="KILL", seq=op.logged.seq,
             duration_s=self._clock.now() - op.begun_at,
             stdout=bytes(op.kept["stdout"]), stderr=bytes(op.kept["stderr"]),
         )  # fmt: skip
@@ -280,20 +308,26 @@ class Door:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
             final = encode(reply)
         op.kept.clear()
+        self._count(op, error)
         changes = []
-        if op.claimed:
-            if _did_not_begin(error) and (op.left or op.resumed):
-                pass  # it goes on: whoever asks again follows it
-            elif _did_not_begin(error):  # then the same operation may be tried again
-                changes.append(self._execs.dropped(*key))
-            else:
-                changes.append(self._execs.ended(*key, _recorded(op, reply, final)))
+        # one that is left, or was found again, goes on: whoever asks again follows it
+        if op.claimed and not (did_not_begin(error) and (op.left or op.resumed)):
+            kept, now = recorded(op, reply, final), self._clock.now()
+            end = self._execs.dropped if did_not_begin(error) else self._execs.ended
+            changes.append(end(*key, kept, now))
+            self._trail.ended(op, kept, now)
         await op.finish(final)
         self._running.pop(key, None)
         self._room.leave(op.call)
-        if op.begun and not _did_not_begin(error):
+        if op.begun and not did_not_begin(error):
             self._finished.put(key, op)
         self._record(op.call, body, error, changes)
+
+    def _count(self, op: Operation, error: DsecError | None) -> None:
+        self.counts["ended"] += 1
+        self.counts["repeated"] += op.again
+        self.counts["failed_infra"] += error is not None and error.is_infra
+        self.counts["unknown"] += error is not None and error.details.get("outcome") == "unknown"
 
     def _refuse(self, call: Call, verb: Verb, msg: Msg, error: DsecError) -> None:
         op_id = msg.reply.rpartition(".")[2]
@@ -355,43 +389,3 @@ class Door:
 
 def _full(text: str) -> Unavailable:
     return Unavailable(f"the door is full: {text}", retry_after_s=RETRY_AFTER_S)
-
-
-def _death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
-    """What the command saw, named by what the edge knows of the sandbox's end."""
-    if sandbox.ending is not None:
-        return sandbox.ending.death()
-    if error.cause is not None:
-        error.is_infra = lifecycle.is_infra(error.cause)
-    return error
-
-
-def _did_not_begin(error: DsecError | None) -> bool:
-    return isinstance(error, Unavailable | CapacityExhausted)
-
-
-async def _repeated(
-    row: records.ExecRow, op: Operation, sandbox: Sandbox, verb: Verb, request: Any
-) -> Any:
-    """The answer to an operation that is in the journal: its reply, or that of the
-    command that goes on in the sandbox."""
-    if row.hash != op.hash:
-        raise Conflict("this op_id was used for another request", field="op_id")
-    if row.reply is not None:
-        return msgspec.json.decode(row.reply, type=verb.reply)
-    reply = await verb.resume(sandbox, request, op) if verb.resume else None
-    if reply is None:
-        raise Internal(
-            "the edge restarted while this command ran: its outcome is unknown",
-            cause="runtime",
-        )
-    return reply
-
-
-def _recorded(op: Operation, reply: Any, final: bytes) -> bytes:
-    """What a later repetition answers: output that went out in frames is not kept, so
-    it counts as dropped there."""
-    if not isinstance(reply, ExecReply) or not any(op.streamed.values()):
-        return final
-    dropped = (reply.truncated[0] + op.streamed["o"], reply.truncated[1] + op.streamed["e"])
-    return encode(msgspec.structs.replace(reply, truncated=dropped))

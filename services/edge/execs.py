@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
+from collections.abc import Callable
 
 from services.edge import records
 from services.edge.claims import Claim, Claims
@@ -42,30 +43,34 @@ class Execs:
             log.warning("every command waits for the journal: %r", exc)
         if self._claims is not None:
             for claim in self._claims.found():
-                change = records.exec_begun(claim.uid, claim.op_id, claim.hash, claim.at)
-                journal.db.execute(*change)
+                journal.db.execute(*records.exec_begun(claim))
             self._claims.clear()
 
     async def find(self, uid: str, op_id: str) -> ExecRow | None:
         """What is known of an operation. Raises ``Unavailable``."""
         return await self._journal.run(lambda db: records.find_exec(db, uid, op_id))
 
-    async def begin(self, uid: str, op_id: str, hash_: bytes, at: float) -> ExecRow | None:
-        """Keeps an intent; what was known of the operation already, if anything was.
-        Raises ``Unavailable``."""
-        if self._claim(Claim(uid, op_id, hash_, at)):
-            return None
-        return await self._journal.run(lambda db: records.begin_exec(db, uid, op_id, hash_, at))
+    async def begin(self, uid: str, op_id: str, make: Callable[[], Claim]) -> ExecRow | None:
+        """Keeps the intent that ``make`` makes, where nothing is known of the operation;
+        else what is known. Raises ``Unavailable``."""
+        key = (uid, op_id)
+        if self._claims is not None and key not in self._uncommitted and self._is_new(key):
+            claim = make()
+            if self._claim(self._claims, claim):
+                return None
+        elif (row := await self.find(uid, op_id)) is not None:
+            return row
+        else:
+            claim = make()
+        return await self._journal.run(lambda db: records.begin_exec(db, claim))
 
-    def _claim(self, claim: Claim) -> bool:
+    def _claim(self, claims: Claims, claim: Claim) -> bool:
         key = (claim.uid, claim.op_id)
-        if self._claims is None or key in self._uncommitted or not self._is_new(key):
-            return False
-        slot = self._claims.put(claim)
+        slot = claims.put(claim)
         if slot is None:
             return False
         self._uncommitted[key] = slot
-        change = records.exec_begun(claim.uid, claim.op_id, claim.hash, claim.at)
+        change = records.exec_begun(claim)
         try:
             self._journal.post(change, done=lambda: self._release(key, slot))
         except BaseException:
@@ -86,16 +91,17 @@ class Execs:
             del self._uncommitted[key]
             self._claims.drop(slot)
 
-    def ended(self, uid: str, op_id: str, reply: bytes) -> Change:
+    def ended(self, uid: str, op_id: str, reply: bytes, at: float) -> Change:
         """The change that keeps a result."""
-        return records.exec_ended(uid, op_id, reply)
+        return records.exec_ended(uid, op_id, reply, at)
 
-    def dropped(self, uid: str, op_id: str) -> Change:
-        """The change that forgets an operation which is known not to have run."""
+    def dropped(self, uid: str, op_id: str, reply: bytes, at: float) -> Change:
+        """The change that has an operation forgotten which is known not to have run; its
+        record stays."""
         slot = self._uncommitted.get((uid, op_id))
         if slot is not None:
             self._release((uid, op_id), slot)
-        return records.exec_dropped(uid, op_id)
+        return records.exec_dropped(uid, op_id, reply, at)
 
     def close(self) -> None:
         """After the journal: what is not committed stays in its slot."""

@@ -289,4 +289,5 @@ def entry(info: FileInfo) -> FileEntry:
         path=path, type=info.type, size=info.size, mode=info.mode, uid=info.uid,
         gid=info.gid, mtime=info.mtime, target=target, raw_path=raw_path,
         raw_target=raw_target, ino=info.ino, nlink=info.nlink, mtime_ns=info.mtime_ns,
+        ctime_ns=info.ctime_ns,
     )  # fmt: skip

@@ -236,6 +236,9 @@ def _opened(path: Path) -> sqlite3.Connection:
         version = _version(db)
         if version > records.SCHEMA_VERSION:
             raise Internal(f"the journal {path} is of a newer version: {version}")
+        for older in range(version, records.SCHEMA_VERSION):
+            for statement in records.UPGRADES[older]:
+                db.execute(statement)
         db.executescript(records.SCHEMA)
         db.execute(
             "insert or replace into meta values ('version', ?)", (str(records.SCHEMA_VERSION),)

@@ -29,6 +29,7 @@ from schemas.exec import (
 )  # fmt: skip
 from services.edge.calls import Call
 from services.edge.drivers.base import Resize, Stream
+from services.edge.logged import Logged
 from services.edge.orders import Orders, count_of, signal_of, size_of
 from services.edge.runclock import RunClock
 from shared.clock import Clock
@@ -67,6 +68,7 @@ class Operation:
         self.cancelled = False
         self.begun = False
         self.claimed = False  # its intent is in the journal
+        self.logged = Logged(0)  # its place in the trajectory log
         self.resumed = False  # it was begun by an earlier edge process
         self.stays = False  # its command may outlive this process
         self.left = False  # and does
@@ -108,6 +110,8 @@ class Operation:
     async def output(self, stream: Stream, data: bytes) -> None:
         """Output in order: in frames, waiting for a slow client, or kept for the final
         reply."""
+        if self.streaming:
+            self.logged.add(stream, data)
         if self.late and sum(map(len, self.kept.values())) + len(data) > LATE_BYTES:
             await self._release()
         if self.late or not self.streaming:

@@ -38,10 +38,16 @@ class Pauses:
         self._clock = clock
         self._failed = failed
         self._reclaiming: asyncio.Task[None] | None = None
+        self.turn = asyncio.Lock()
+        """Held by what changes whether it stands still, or needs it not to change."""
         self.standing: Standing = "paused" if paused else "running"
 
     async def pause(self, handle: Handle) -> None:
         """Raises when it runs on."""
+        async with self.turn:
+            await self._pause(handle)
+
+    async def _pause(self, handle: Handle) -> None:
         if self.standing == "paused":
             return
         if not isinstance(self._driver, Pausable):
@@ -56,6 +62,10 @@ class Pauses:
 
     async def resume(self, handle: Handle) -> None:
         """Raises when it still stands still."""
+        async with self.turn:
+            await self._resume(handle)
+
+    async def _resume(self, handle: Handle) -> None:
         if self.standing == "running":
             return
         if not isinstance(self._driver, Pausable):

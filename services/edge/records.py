@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.base import Versioned, decode, encode
 from schemas.sandbox import EdgeOpItem, Observation, ResolvedSpec, StartItem
+from services.edge.claims import Claim
 from services.edge.drivers.base import Handle
 from services.edge.rules import Times
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TOMBSTONE_S = 24 * 3_600.0
 """As long as the stream may deliver a start again."""
 MAX_TOMBSTONES = 1_000_000
 EXEC_S = 24 * 3_600.0
 MAX_EXECS = 50_000
-"""Results kept for repetition; the oldest go first."""
+MAX_EXEC_BYTES = 1 << 30
+"""Results kept for repetition and the trajectory log; the oldest go first."""
 SENT_ROWS = 250
 """Rows deleted by one statement; SQLite's bound of parameters is 999 and more."""
 
@@ -34,7 +36,8 @@ create table if not exists meta (key text primary key, value text not null) with
 create table if not exists sandbox (
     uid text primary key, generation integer not null, accepted blob not null,
     handle text, epoch integer not null default 0, started_at real,
-    idle_s real, deadline_s real, paused integer not null default 0
+    idle_s real, deadline_s real, paused integer not null default 0,
+    seq integer not null default 0
 ) without rowid;
 create table if not exists op (
     uid text not null, verb text not null, item blob not null, primary key (uid, verb)
@@ -46,13 +49,30 @@ create table if not exists tombstone (
 create index if not exists tombstone_at on tombstone (at);
 create table if not exists exec (
     uid text not null, op_id text not null, hash blob not null, at real not null, reply blob,
-    primary key (uid, op_id)
+    seq integer not null default 0, record blob, ended_at real,
+    told integer not null default 0, primary key (uid, op_id)
 ) without rowid;
 create index if not exists exec_at on exec (at);
+create index if not exists exec_seq on exec (uid, seq);
 create table if not exists outbox (
     id integer primary key, kind text not null, data blob not null
 );
 """
+
+
+UPGRADES: dict[int, tuple[str, ...]] = {
+    1: (
+        "alter table sandbox add column seq integer not null default 0",
+        "alter table exec add column seq integer not null default 0",
+        "alter table exec add column record blob",
+        "alter table exec add column ended_at real",
+        "alter table exec add column told integer not null default 0",
+    ),
+}
+"""From a version to the next one."""
+
+INTENT_TOLD, RESULT_TOLD = 1, 2
+"""What of a record the services have, in ``told``."""
 
 
 class Accepted(Versioned, frozen=True):
@@ -73,6 +93,7 @@ class SandboxRow:
     epoch: int = 0
     started_at: float | None = None
     paused: bool = False
+    seq: int = 0
 
     @property
     def uid(self) -> str:
@@ -90,10 +111,13 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class ExecRow:
-    """An operation that was begun. ``reply`` is ``None`` where its end is unknown."""
+    """An operation that was begun. ``reply`` is ``None`` where its end is unknown; ``seq``
+    is its number in the sandbox, ``record`` the trajectory's of its intent."""
 
     hash: bytes
     reply: bytes | None
+    seq: int = 0
+    record: bytes | None = None
 
 
 def accept(row: SandboxRow) -> Change:
@@ -153,24 +177,66 @@ def bury(observation: Observation) -> Change:
 
 
 def remove(uid: str) -> list[Change]:
-    """Everything about a sandbox but its tombstone."""
-    tables = ("sandbox", "op", "exec")
-    return [(f"delete from {table} where uid = ?", (uid,)) for table in tables]
+    """Everything about a sandbox but its tombstone, and records that are still to be told."""
+    return [
+        ("delete from sandbox where uid = ?", (uid,)),
+        ("delete from op where uid = ?", (uid,)),
+        (f"delete from exec where uid = ? and {_TOLD}", (uid,)),
+    ]
 
 
-def exec_begun(uid: str, op_id: str, hash_: bytes, at: float) -> Change:
+def exec_begun(claim: Claim) -> Change:
     """An intent; the first one of an operation id stays."""
-    return "insert or ignore into exec values (?,?,?,?,null)", (uid, op_id, hash_, at)
+    values = (claim.uid, claim.op_id, claim.hash, claim.at, claim.seq, claim.body or None)
+    return (
+        "insert or ignore into exec (uid, op_id, hash, at, seq, record) values (?,?,?,?,?,?)",
+        values,
+    )
 
 
-def exec_ended(uid: str, op_id: str, reply: bytes) -> Change:
+def exec_text(uid: str, op_id: str, record: bytes) -> Change:
+    """The record of an intent that was kept without."""
+    return (
+        "update exec set record = ?, told = 0 where uid = ? and op_id = ? and record is null",
+        (record, uid, op_id),
+    )
+
+
+def exec_ended(uid: str, op_id: str, reply: bytes, at: float) -> Change:
     """The result of an operation."""
-    return "update exec set reply = ? where uid = ? and op_id = ?", (reply, uid, op_id)
+    return (
+        "update exec set reply = ?, ended_at = ? where uid = ? and op_id = ?",
+        (reply, at, uid, op_id),
+    )
 
 
-def exec_dropped(uid: str, op_id: str) -> Change:
-    """An operation that was begun and is known not to have run."""
-    return "delete from exec where uid = ? and op_id = ?", (uid, op_id)
+def exec_dropped(uid: str, op_id: str, reply: bytes, at: float) -> Change:
+    """An operation that was begun and is known not to have run: its id is free again, its
+    record is of an id that nobody uses."""
+    return (
+        "update exec set op_id = hex(randomblob(13)), reply = ?, ended_at = ? "
+        "where uid = ? and op_id = ?",
+        (reply, at, uid, op_id),
+    )
+
+
+def told(told_to: int, keys: Sequence[tuple[str, int]]) -> list[Change]:
+    """The services have the intents, or the results, of these (sandbox, number)."""
+    numbers: dict[str, list[int]] = {}
+    for uid, seq in keys:
+        numbers.setdefault(uid, []).append(seq)
+    return [
+        (
+            f"update exec set told = max(told, ?) where uid = ? and seq in ({_marks(part)})",
+            (told_to, uid, *part),
+        )
+        for uid, seqs in numbers.items()
+        for part in (seqs[at : at + SENT_ROWS] for at in range(0, len(seqs), SENT_ROWS))
+    ]
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))
 
 
 def outbox(row: int, kind: str, data: bytes) -> Change:
@@ -181,7 +247,7 @@ def outbox(row: int, kind: str, data: bytes) -> Change:
 def outbox_sent(rows: Sequence[int]) -> list[Change]:
     """It is stored on the bus."""
     chunks = [tuple(rows[at : at + SENT_ROWS]) for at in range(0, len(rows), SENT_ROWS)]
-    return [(f"delete from outbox where id in ({','.join('?' * len(c))})", c) for c in chunks]
+    return [(f"delete from outbox where id in ({_marks(chunk)})", chunk) for chunk in chunks]
 
 
 def prune(now: float) -> list[Change]:
@@ -190,24 +256,42 @@ def prune(now: float) -> list[Change]:
     return [
         ("delete from op where uid not in (select uid from sandbox)", ()),
         ("delete from tombstone where at < ?", (now - TOMBSTONE_S,)),
+        (_KEEP_NUMBERS, ()),
+        (_ENDED, ()),
         ("delete from exec where at < ?", (now - EXEC_S,)),
         (newest.format("tombstone"), (MAX_TOMBSTONES,)),
         (newest.format("exec"), (MAX_EXECS,)),
+        (_LARGEST, (MAX_EXEC_BYTES,)),
     ]
+
+
+_TOLD = f"(seq = 0 or told >= case when reply is null then {INTENT_TOLD} else {RESULT_TOLD} end)"
+"""Whether nothing of an operation is still to be told."""
+_KEEP_NUMBERS = (
+    "update sandbox set seq = max(seq, "
+    "coalesce((select max(seq) from exec where exec.uid = sandbox.uid), 0))"
+)
+_ENDED = f"delete from exec where seq > 0 and uid not in (select uid from sandbox) and {_TOLD}"
+_LARGEST = (
+    "delete from exec where at <= (select at from (select at, "
+    "sum(coalesce(length(reply), 0) + coalesce(length(record), 0)) over (order by at desc) as size "
+    "from exec) where size > ? order by at desc limit 1)"
+)
 
 
 def load_sandboxes(db: sqlite3.Connection) -> list[SandboxRow]:
     """All live sandboxes."""
     rows = db.execute(
-        "select accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused "
+        "select accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused, "
+        "max(seq, coalesce((select max(seq) from exec where exec.uid = sandbox.uid), 0)) "
         "from sandbox"
     )
     return [
         SandboxRow(
             decode(accepted, Accepted), generation, Times(idle_s, deadline_s),
-            _handle(handle), epoch, started_at, bool(paused),
+            _handle(handle), epoch, started_at, bool(paused), seq,
         )
-        for accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused in rows
+        for accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused, seq in rows
     ]  # fmt: skip
 
 
@@ -239,20 +323,35 @@ def find_tombstones(db: sqlite3.Connection, uids: Sequence[str]) -> dict[str, To
     return found
 
 
-def begin_exec(
-    db: sqlite3.Connection, uid: str, op_id: str, hash_: bytes, at: float
-) -> ExecRow | None:
+def begin_exec(db: sqlite3.Connection, claim: Claim) -> ExecRow | None:
     """Records an intent; the row that was there already, if there was one."""
-    if db.execute(*exec_begun(uid, op_id, hash_, at)).rowcount:
+    if db.execute(*exec_begun(claim)).rowcount:
         return None
-    return find_exec(db, uid, op_id)
+    return find_exec(db, claim.uid, claim.op_id)
 
 
 def find_exec(db: sqlite3.Connection, uid: str, op_id: str) -> ExecRow | None:
     """What is known of an operation."""
-    query = "select hash, reply from exec where uid = ? and op_id = ?"
+    query = "select hash, reply, seq, record from exec where uid = ? and op_id = ?"
     row = db.execute(query, (uid, op_id)).fetchone()
-    return row and ExecRow(bytes(row[0]), None if row[1] is None else bytes(row[1]))
+    return row and ExecRow(*row)
+
+
+Told = tuple[str, int, bytes | None, bytes | None, float | None]
+"""Sandbox, number, record of the intent, reply, time of the end."""
+
+_RECORD = "select uid, seq, record, reply, ended_at from exec "
+
+
+def trajectory(db: sqlite3.Connection, uid: str, after: int) -> Iterator[Told]:
+    """Operations of a sandbox after a number, in order, read as they are taken."""
+    yield from db.execute(_RECORD + "where uid = ? and seq > ? order by seq", (uid, after))
+
+
+def untold(db: sqlite3.Connection) -> Iterator[Told]:
+    """Operations of which the services do not have all yet, oldest first, read as they are
+    taken."""
+    yield from db.execute(_RECORD + f"where seq > 0 and not {_TOLD} order by at, seq")
 
 
 def _handle_text(handle: Handle) -> str:

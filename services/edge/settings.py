@@ -9,6 +9,8 @@ from shared import ids
 from shared.errors import InvalidRequest
 from shared.settings import Common
 
+MAX_LOGGED_BYTES = 1 << 20
+"""A record of the trajectory log is one message of the bus."""
 _KEY = re.compile(r"^dsec_([0-9a-z]{26})_")
 
 
@@ -44,6 +46,9 @@ class Settings(Common, kw_only=True):
     ops_per_sandbox: int = 64
     ops_per_node: int = 2_048
     connections_per_sandbox: int = 128
+    trajectory: bool = True
+    trajectory_output_bytes: int = 192 * 1024
+    trajectory_request_bytes: int = 256 * 1024
 
     def __post_init__(self) -> None:
         if not ids.is_token(self.node):
@@ -52,6 +57,10 @@ class Settings(Common, kw_only=True):
             raise InvalidRequest("DSEC_POOL: onprem or cloud", field="pool")
         if not self.store_url.startswith(("file:///", "s3://")):
             raise InvalidRequest("DSEC_STORE_URL: file:///path or s3://…", field="store_url")
+        for name in ("trajectory_output_bytes", "trajectory_request_bytes"):
+            if not 0 < getattr(self, name) <= MAX_LOGGED_BYTES:
+                text = f"DSEC_{name.upper()}: 1 to {MAX_LOGGED_BYTES}"
+                raise InvalidRequest(text, field=name)
         if not self.driver_names:
             raise InvalidRequest("DSEC_DRIVERS: at least one driver", field="drivers")
 

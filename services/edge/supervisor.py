@@ -86,7 +86,7 @@ class Supervisor:
             journal=journal, observer=observer, locator=locator, clock=clock,
             starts=asyncio.Semaphore(bounds.start_concurrency),
             stop_timeout_s=bounds.stop_timeout_s, recover_timeout_s=bounds.recover_timeout_s,
-            report=self._report, gone=self._gone,
+            report=self._report, gone=self._gone, find=self.find,
         )  # fmt: skip
 
     # -- the edge starts and ends ---------------------------------------------------

@@ -22,8 +22,10 @@ from schemas.exec import (
     FileRequest,
     InfoReply,
     InfoRequest,
+    PackReply,
+    PackRequest,
 )
-from services.edge import fileverbs
+from services.edge import fileverbs, snapshots
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
     ExecOutcome,
@@ -35,19 +37,21 @@ from services.edge.drivers.offers import offered
 from services.edge.operation import Operation
 from services.edge.ports import Connection, run_connect
 from shared.errors import InvalidRequest, SandboxDied, Unavailable
+from shared.trajectory import Page
 
 BACKSTOP_S = 10.0
 """How much later than inside the sandbox a command's limit is enforced here."""
 USAGE_S = 2.0
 LIVE = ("running", "pausing", "paused", "resuming")
 
-Reply = ExecReply | FileReply | InfoReply | ConnectReply
+Reply = ExecReply | FileReply | InfoReply | ConnectReply | PackReply | Page
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
     """A verb: its request, its reply, what it does, whether a repetition of it would
-    do harm (``once``: then its intent and result are journalled), what is wrong with a
+    do harm (``once``: then its intent and result are journalled), whether it belongs to the
+    trajectory (``logs``: then they are too), what is wrong with a
     request (``check`` raises), whether it needs a running sandbox (``wakes``), how to go on
     with what an earlier edge process began (``resume``; ``None``: nobody knows it), whether
     its client may begin again where it was not journalled (``repeats``), the class of its
@@ -57,6 +61,7 @@ class Verb:
     reply: type[Any]
     run: Callable[[Sandbox, Any, Any], Awaitable[Reply]]
     once: Callable[[Any], bool] = lambda request: False
+    logs: Callable[[Any], bool] = lambda request: False
     check: Callable[[Any], None] = lambda request: None
     wakes: bool = True
     resume: Callable[[Sandbox, Any, Operation], Awaitable[Reply | None]] | None = None
@@ -91,25 +96,25 @@ async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> Exe
         op.preset(request.stdin_data)
     elif request.stdin:
         await op.want_input()
-    seq = sandbox.next_seq()
     spec = _exec_spec(request)
     if request.timeout_s is None or request.session is not None:
         # a session's time begins with its turn, which only the agent knows
         outcome = await sandbox.driver.exec(handle, spec, op)
-        return _exec_reply(sandbox, op, outcome, seq)
+        return _exec_reply(sandbox, op, outcome)
     try:
         async with sandbox.clock.timeout(request.timeout_s + BACKSTOP_S):
             outcome = await sandbox.driver.exec(handle, spec, op)
     except TimeoutError:
         outcome = ExecOutcome(None, signal="KILL", timed_out=True)
-    return _exec_reply(sandbox, op, outcome, seq)
+    return _exec_reply(sandbox, op, outcome)
 
 
-def _exec_reply(sandbox: Sandbox, op: Operation, outcome: ExecOutcome, seq: int) -> ExecReply:
+def _exec_reply(sandbox: Sandbox, op: Operation, outcome: ExecOutcome) -> ExecReply:
+    sandbox.activity.dropped_bytes += sum(outcome.truncated)
     return ExecReply(
         op_id=op.op_id, exit_code=outcome.exit_code, signal=outcome.signal,
         timed_out=outcome.timed_out, oom_killed=outcome.oom_killed,
-        truncated=outcome.truncated, duration_s=outcome.duration_s, seq=seq,
+        truncated=outcome.truncated, duration_s=outcome.duration_s, seq=op.logged.seq,
         epoch=sandbox.epoch, session_fresh=outcome.session_fresh,
         session_ended=outcome.session_ended,
         stdout=bytes(op.kept["stdout"]), stderr=bytes(op.kept["stderr"]),
@@ -128,9 +133,8 @@ async def resume_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> 
     op.takes_input = request.attach or request.stdin or request.stdin_data is not None
     if request.stdin_data is not None:
         op.preset(request.stdin_data)
-    seq = sandbox.next_seq()
     outcome = await driver.resume_exec(handle, op.op_id, op, stdin=op.takes_input)
-    return None if outcome is None else _exec_reply(sandbox, op, outcome, seq)
+    return None if outcome is None else _exec_reply(sandbox, op, outcome)
 
 
 def _exec_spec(request: ExecRequest) -> ExecSpec:
@@ -177,23 +181,35 @@ def _always(request: Any) -> bool:
     return True
 
 
+def _placed(request: Any) -> bool:
+    """What only looks belongs to the trajectory where a script counts it."""
+    return request.lane is not None
+
+
 VERBS: dict[str, Verb] = {
-    "exec": Verb(ExecRequest, ExecReply, run_exec, _always, check_exec, resume=resume_exec),
+    "exec": Verb(
+        ExecRequest, ExecReply, run_exec, _always, _always, check_exec, resume=resume_exec
+    ),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
     "connect": Verb(ConnectRequest, ConnectReply, run_connect, repeats=False, operation=Connection),
-    "file_read": Verb(FileRequest, FileReply, fileverbs.read),
+    "pack": Verb(PackRequest, PackReply, snapshots.run_pack, wakes=False),
+    "file_read": Verb(FileRequest, FileReply, fileverbs.read, logs=_placed),
     "file_write": Verb(
-        FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append),
+        FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append), _always,
         resume=fileverbs.resume_input,
     ),
-    "file_stat": Verb(FileRequest, FileReply, fileverbs.stat),
-    "file_list": Verb(FileRequest, FileReply, fileverbs.list_),
-    "file_mkdir": Verb(FileRequest, FileReply, fileverbs.mkdir, _always),
-    "file_remove": Verb(FileRequest, FileReply, fileverbs.remove, _always),
-    "file_move": Verb(FileRequest, FileReply, fileverbs.move, _always, fileverbs.check_move),
-    "file_pack": Verb(FileRequest, FileReply, fileverbs.pack, check=fileverbs.check_pack),
+    "file_stat": Verb(FileRequest, FileReply, fileverbs.stat, logs=_placed),
+    "file_list": Verb(FileRequest, FileReply, fileverbs.list_, logs=_placed),
+    "file_mkdir": Verb(FileRequest, FileReply, fileverbs.mkdir, _always, _always),
+    "file_remove": Verb(FileRequest, FileReply, fileverbs.remove, _always, _always),
+    "file_move": Verb(
+        FileRequest, FileReply, fileverbs.move, _always, _always, fileverbs.check_move
+    ),
+    "file_pack": Verb(
+        FileRequest, FileReply, fileverbs.pack, logs=_placed, check=fileverbs.check_pack
+    ),
     "file_unpack": Verb(
-        FileRequest, FileReply, fileverbs.unpack, resume=fileverbs.resume_input
+        FileRequest, FileReply, fileverbs.unpack, logs=_always, resume=fileverbs.resume_input
     ),
     "file_watch": Verb(FileRequest, FileReply, fileverbs.watch),
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from services.imagesvc.importer import Importer
 from services.imagesvc.reading import ImportLimits
 from services.imagesvc.registry import Registries
 from services.imagesvc.settings import Settings
+from services.imagesvc.snapshots import Snapshots
 from services.imagesvc.transfers import Transfers
 from services.imagesvc.uploads import Uploads
 from shared.blobs.opening import open_store
@@ -63,7 +65,7 @@ class App:
         )  # fmt: skip
         self.handlers = Handlers(
             settings, self.bus, self.db, importer=self.importer, uploads=self.uploads,
-            discard=self.collector.discard,
+            snapshots=Snapshots(self.bus, self.blobs), discard=self.collector.discard,
         )  # fmt: skip
         self.exports = Exports(
             self.blobs, transfers / "exports", keep_s=settings.image_transfer_keep_s,
@@ -74,6 +76,10 @@ class App:
         # one import each: a long one holds up no other
         self.imports = [
             BatchConsumer(self.bus, durable("imagesvc_commands"), self.handlers.commands)
+            for _ in range(settings.image_commands)
+        ]
+        self.snapshots = [
+            BatchConsumer(self.bus, durable("imagesvc_snapshots"), self.handlers.commands)
             for _ in range(settings.image_commands)
         ]
         self.health = Health("imagesvc")
@@ -95,7 +101,7 @@ class App:
         if swept:
             log.info("removed %d unfinished imports", swept)
         await self.bus.start()
-        for consumer in (self.quick, *self.imports):
+        for consumer in self._consumers:
             consumer.start()
         self.pruning.start()
         self.collecting.start()
@@ -111,15 +117,19 @@ class App:
         await self.health.close()
         await self.collecting.close()
         await self.pruning.close()
-        await asyncio.gather(*(c.close() for c in (self.quick, *self.imports)))
+        await asyncio.gather(*(c.close() for c in self._consumers))
         await self.exports.close()
         await self.bus.close()
         await asyncio.to_thread(self.importer.close)
         await self.db.close()
 
+    @property
+    def _consumers(self) -> Sequence[BatchConsumer]:
+        return (self.quick, *self.imports, *self.snapshots)
+
     async def _check_imports(self) -> None:
         if not self.handlers.busy:  # nothing is fetched during an import
-            for consumer in self.imports:
+            for consumer in (*self.imports, *self.snapshots):
                 await consumer.check()
 
     async def _check_store(self) -> None:

@@ -17,6 +17,8 @@ from shared.wire import to_wire
 Key = tuple[str, ImageName]
 """Project and name."""
 Found = Mapping[Key, ImageInfo]
+BOTTOMS = frozenset({"base", "snapshot"})
+"""Kinds that an environment can stand on."""
 
 
 def wanted(items: Sequence[ResolveItem], *, names_max: int) -> set[Key]:
@@ -51,7 +53,7 @@ def _resolve(item: ResolveItem, found: Found, names_max: int, any_kind: bool) ->
     for number, text in enumerate(item.names):
         field = f"layers[{number}]" if len(item.names) > 1 else "container_image"
         images.append(nearest(parse_name(text, field=field), item.projects, found, field=field))
-    if images[0].kind != "base" and not any_kind:
+    if images[0].kind not in BOTTOMS and not any_kind:
         raise InvalidRequest(
             f"{images[0].name} is a {images[0].kind}; the bottom of an environment is a base",
             field="layers[0]" if len(images) > 1 else "container_image",

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 from schemas.base import encode
 from schemas.image import (
@@ -23,15 +24,27 @@ from schemas.image import (
     ImageQuery,
     ImageReply,
     ImageTag,
+    Kind,
     ResolveReply,
     ResolveRequest,
+    SnapshotCreate,
 )
 from schemas.subjects import evt
-from services.imagesvc import environments, intake, leases, store
+from services.imagesvc import environments, intake, leases, snapshots, store
 from services.imagesvc.importer import Importer, ImportResult
+from services.imagesvc.meter import ImportProgress
 from services.imagesvc.names import ImageName, parse_name
 from services.imagesvc.settings import Settings
-from services.imagesvc.tasks import Reporter, Task, answered_with, read_command, refused, share
+from services.imagesvc.snapshots import Snapshots
+from services.imagesvc.tasks import (
+    Image,
+    Reporter,
+    Task,
+    answered_with,
+    read_command,
+    refused,
+    share,
+)
 from services.imagesvc.uploads import Uploads
 from shared import telemetry
 from shared.blobs.layout import LayerFiles, LayerManifest
@@ -44,6 +57,9 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 10.0
 """A third of the durable's acknowledgement wait."""
+ALIVE_S = 5.0
+"""Between two signs that a snapshot is under way."""
+PACKING = ImportProgress("writing", 0, 0)
 
 
 class Handlers:
@@ -51,9 +67,10 @@ class Handlers:
 
     def __init__(
         self, settings: Settings, bus: Bus, db: Database, *, importer: Importer, uploads: Uploads,
-        discard: Callable[[list[str]], Awaitable[None]],
+        snapshots: Snapshots, discard: Callable[[list[str]], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._settings = settings
+        self._snapshots = snapshots
         self._bus = bus
         self._db = db
         self._importer = importer
@@ -114,6 +131,10 @@ class Handlers:
         elif task.command.create is not None:
             reply = await self._create(task, task.command.create)
             await self._tell_changed(project, task.command.create.name)
+        elif task.command.snapshot is not None:
+            reply = await self._snapshot(task, task.command.snapshot)
+            if task.command.snapshot.name is not None:
+                await self._tell_changed(project, task.command.snapshot.name)
         elif task.command.delete is not None:
             reply = await self._delete(task, task.command.delete)
             await self._tell_changed(project, task.command.delete.name)
@@ -142,18 +163,13 @@ class Handlers:
         try:
             name = parse_name(create.name)
             result = await self._import(task, create, leased)
-        except DsecError as error:
-            await self._undo(task, leased)
-            # an import that failed for want of room or an engine may be asked for again
-            reply = await self._answer(task, refused(task, error), keep=not error.retryable)
-            done = not error.retryable
         except Exception as error:
-            log.exception("import of %s failed", create.name)
             await self._undo(task, leased)
-            internal = Internal(f"{type(error).__name__} while importing")
-            return await self._answer(task, refused(task, internal), keep=False)
+            reply = await self._failed(task, error, f"import of {create.name}")
+            done = isinstance(error, DsecError) and not error.retryable
         else:
-            reply, done = await self._register(task, create, name, result), True
+            image = Image(name, create.kind, create.config or result.config, result.stored)
+            reply, done = await self._register(task, image), True
         if create.upload is not None and done:
             await asyncio.to_thread(self._uploads.drop, task.owner, create.upload.id)
         return reply
@@ -173,9 +189,27 @@ class Handlers:
         async with self._reported(task) as report:
             return await self._importer.run(request, progress=report, keep=keep)
 
-    async def lease(
-        self, holder: str, layers: Sequence[LayerFiles] | Sequence[LayerManifest]
-    ) -> None:
+    async def _snapshot(self, task: Task, asked: SnapshotCreate) -> bytes:
+        try:
+            name = snapshots.name_of(asked)
+            async with self._reported(task, every_s=ALIVE_S, steady=PACKING):
+                keep = partial(self.lease, task.request_id)
+                made = await self._snapshots.take(task.command, asked, keep)
+        except Exception as error:
+            return await self._failed(task, error, f"snapshot of {asked.uid}")
+        kind: Kind = "snapshot" if asked.name is None else "base"
+        image = Image(name, kind, made.config, made.layers, made.provenance)
+        return await self._register(task, image)
+
+    async def _failed(self, task: Task, error: Exception, what: str) -> bytes:
+        if isinstance(error, DsecError):
+            # what failed for want of room or an engine may be asked for again
+            return await self._answer(task, refused(task, error), keep=not error.retryable)
+        log.error("%s failed", what, exc_info=error)
+        internal = Internal(f"{type(error).__name__} in the {what}")
+        return await self._answer(task, refused(task, internal), keep=False)
+
+    async def lease(self, holder: str, layers: Sequence[LayerFiles | LayerManifest]) -> None:
         """Keeps ``layers`` from collection until :meth:`give_back`."""
         async with self._db.transaction() as connection:
             await leases.take(
@@ -198,21 +232,18 @@ class Handlers:
         except DsecError as error:
             log.warning("layers of a failed import stay for now: %s", error.message)
 
-    async def _register(
-        self, task: Task, create: ImageCreate, name: ImageName, result: ImportResult
-    ) -> bytes:
-        key = (task.command.project, name)
+    async def _register(self, task: Task, image: Image) -> bytes:
+        key = (task.command.project, image.name)
         async with self._db.transaction() as connection:
             before = (await store.images(connection, [key])).get(key)
-            if before is not None and before.kind != create.kind:
-                reply = refused(task, Conflict(f"{name} is a {before.kind}", field="kind"))
+            if before is not None and before.kind != image.kind:
+                reply = refused(task, Conflict(f"{image.name} is a {before.kind}", field="kind"))
             else:
                 await store.register(
-                    connection, key, kind=create.kind, config=create.config or result.config,
-                    layers=result.stored, principal=task.command.principal,
+                    connection, key, kind=image.kind, config=image.config, layers=image.layers,
+                    principal=task.command.principal, provenance=image.provenance,
                 )  # fmt: skip
-                image = (await store.images(connection, [key]))[key]
-                reply = answered_with(task, image)
+                reply = answered_with(task, (await store.images(connection, [key]))[key])
             await leases.give_back(connection, task.request_id)
             await store.answer(connection, key[0], task.request_id, sha256=task.sha256, reply=reply)
         return reply
@@ -267,10 +298,16 @@ class Handlers:
         return reply
 
     @contextlib.asynccontextmanager
-    async def _reported(self, task: Task) -> AsyncIterator[Reporter]:
-        """A sink for progress whose latest state is sent now and then."""
+    async def _reported(
+        self, task: Task, *, every_s: float | None = None, steady: ImportProgress | None = None
+    ) -> AsyncIterator[Reporter]:
+        """A sink for progress whose latest state is sent now and then; ``steady`` is sent
+        where there is no other."""
         reporter = Reporter()
-        telling = asyncio.create_task(self._tell(task, reporter), name="image progress")
+        every_s = every_s or self._settings.progress_s
+        telling = asyncio.create_task(
+            self._tell(task, reporter, every_s, steady), name="image progress"
+        )
         try:
             yield reporter
         finally:
@@ -278,10 +315,12 @@ class Handlers:
             with contextlib.suppress(asyncio.CancelledError):
                 await telling
 
-    async def _tell(self, task: Task, reporter: Reporter) -> None:
+    async def _tell(
+        self, task: Task, reporter: Reporter, every_s: float, steady: ImportProgress | None
+    ) -> None:
         while True:
-            await asyncio.sleep(self._settings.progress_s)
-            state, reporter.state = reporter.state, None
+            await asyncio.sleep(every_s)
+            state, reporter.state = reporter.state or steady, None
             if state is not None:
                 reply = ImageReply(
                     request_id=task.request_id, progress=share(state), stage=state.stage

@@ -41,12 +41,9 @@ _USED = text(
 
 
 async def take(
-    connection: AsyncConnection,
-    layers: Sequence[LayerFiles] | Sequence[LayerManifest],
-    *,
-    holder: str,
+    connection: AsyncConnection, layers: Sequence[LayerFiles | LayerManifest], *, holder: str,
     seconds: float,
-) -> None:
+) -> None:  # fmt: skip
     """Keeps ``layers``, stored or about to be, for ``holder``."""
     known = {one.digest: one for one in layers}
     await connection.execute(

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from schemas.image import ImageInfo, Kind
+from schemas.image import ImageInfo, Kind, LayerProvenance
 from schemas.sandbox import ImageConfig, LayerRef
 from services.imagesvc import leases
 from services.imagesvc.environments import Key
@@ -17,7 +17,7 @@ from shared.blobs.layout import LayerManifest
 from shared.errors import NotFound
 
 _SELECT = """
-select i.project, i.name, i.tag, i.kind, i.config, i.size_bytes,
+select i.project, i.name, i.tag, i.kind, i.config, i.size_bytes, i.provenance,
        extract(epoch from i.created_at)::float8 as created_at,
        (select json_agg(json_build_object('digest', l.digest, 'size_bytes', l.size_bytes)
                         order by il.position)
@@ -29,7 +29,7 @@ _NAMED = "(project, name, tag) = (:project, :name, :tag)"
 _REPLACED = (
     "on conflict (project, name, tag) do update set kind = excluded.kind, "
     "config = excluded.config, size_bytes = excluded.size_bytes, "
-    "principal = excluded.principal, created_at = now()"
+    "principal = excluded.principal, provenance = excluded.provenance, created_at = now()"
 )
 
 
@@ -76,6 +76,7 @@ def _info(row: RowMapping) -> ImageInfo:
         config=msgspec.convert(row["config"], ImageConfig),
         size_bytes=row["size_bytes"],
         created_at=row["created_at"],
+        provenance=row["provenance"] and msgspec.convert(row["provenance"], LayerProvenance),
     )
 
 
@@ -87,15 +88,17 @@ async def register(
     config: ImageConfig,
     layers: Sequence[LayerManifest],
     principal: str,
+    provenance: LayerProvenance | None = None,
 ) -> None:
     """Points a name to layers under a lease, whatever it pointed to before."""
     where = _where(key)
     await leases.no_longer_named(connection, where)
     await connection.execute(
         text(
-            "insert into image (project, name, tag, kind, config, size_bytes, principal) "
-            "values (:project, :name, :tag, :kind, cast(:config as jsonb), :size, :principal) "
-            + _REPLACED
+            "insert into image "
+            "(project, name, tag, kind, config, size_bytes, principal, provenance) "
+            "values (:project, :name, :tag, :kind, cast(:config as jsonb), :size, :principal, "
+            "cast(:provenance as jsonb)) " + _REPLACED
         ),
         where
         | {
@@ -103,6 +106,7 @@ async def register(
             "config": msgspec.json.encode(config).decode(),
             "size": sum(one.size_bytes for one in layers),
             "principal": principal,
+            "provenance": provenance and msgspec.json.encode(provenance).decode(),
         },
     )
     await connection.execute(
@@ -127,8 +131,10 @@ async def copy(connection: AsyncConnection, source: Key, target: Key, *, princip
     await leases.no_longer_named(connection, _where(target))
     done = await connection.execute(
         text(
-            "insert into image (project, name, tag, kind, config, size_bytes, principal) "
-            "select :project, :name, :tag, kind, config, size_bytes, :principal from image "
+            "insert into image "
+            "(project, name, tag, kind, config, size_bytes, principal, provenance) "
+            "select :project, :name, :tag, kind, config, size_bytes, :principal, provenance "
+            "from image "
             "where (project, name, tag) = (:sproject, :sname, :stag) for share "
             + _REPLACED
         ),

@@ -62,7 +62,9 @@ image = Table(
     Column("size_bytes", BigInteger, nullable=False),
     Column("principal", Text, nullable=False),
     _at(),
+    Column("provenance", JSONB),
 )
+"""``provenance``: of what was packed from a sandbox."""
 
 image_layer = Table(
     "image_layer",

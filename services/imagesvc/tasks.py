@@ -6,6 +6,7 @@ Does not own: carrying it out (``handlers``).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.base import BadMessage, decode, encode
@@ -16,9 +17,15 @@ from schemas.image import (
     ImageInfo,
     ImageReply,
     ImageTag,
+    Kind,
+    LayerProvenance,
+    SnapshotCreate,
 )
+from schemas.sandbox import ImageConfig
 from services.imagesvc.meter import ImportProgress
+from services.imagesvc.names import ImageName
 from services.imagesvc.transfers import owner
+from shared.blobs.layout import LayerManifest
 from shared.consumer import Received
 from shared.errors import DsecError
 from shared.wire import to_wire
@@ -36,8 +43,9 @@ class Task:
         return self.message.reply_to or self.command.reply_to
 
     @property
-    def request(self) -> ImageCreate | ImageDelete | ImageTag | None:
-        return self.command.create or self.command.delete or self.command.tag
+    def request(self) -> ImageCreate | ImageDelete | ImageTag | SnapshotCreate | None:
+        command = self.command
+        return command.create or command.delete or command.tag or command.snapshot
 
     @property
     def request_id(self) -> str:
@@ -52,6 +60,17 @@ class Task:
     def owner(self) -> str:
         """Whose uploads it may use."""
         return owner(self.command.project, self.command.principal)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What a name is to mean. ``layers`` are in the store, bottom first."""
+
+    name: ImageName
+    kind: Kind
+    config: ImageConfig
+    layers: Sequence[LayerManifest]
+    provenance: LayerProvenance | None = None
 
 
 class Reporter:
@@ -73,8 +92,9 @@ def share(state: ImportProgress) -> float:
 
 def read_command(message: Received) -> ImageCommand:
     command = decode(message.data, ImageCommand)
-    if [command.create, command.delete, command.tag].count(None) != 2:
-        raise BadMessage("an image command creates, deletes or tags", field="create")
+    requests = (command.create, command.delete, command.tag, command.snapshot)
+    if sum(request is not None for request in requests) != 1:
+        raise BadMessage("an image command creates, deletes, tags or packs", field="create")
     return command
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 
 from schemas.burst import BurstPlan
 from schemas.iam import IamQuery
-from schemas.image import ImageChanged, LayerUseQuery
+from schemas.image import ImageChanged, LayerUseQuery, OriginQuery
 from schemas.job import JobQuery
 from schemas.node import Heartbeat, JoinRequest
 from schemas.sandbox import SandboxQuery
@@ -26,6 +27,7 @@ from services.scheduler.ops import Ops
 from services.scheduler.questions import Questions
 from services.scheduler.reconcile import Reconciler
 from services.scheduler.settings import Settings
+from services.scheduler.tally import COUNTED
 from services.scheduler.watcher import Watcher
 from services.scheduler.work import Work
 from shared import topology
@@ -85,6 +87,7 @@ class App:
         self.bus.answer(
             rpc("scheduler", "sandboxes"), SandboxQuery, questions.sandboxes, queue=QUEUE
         )
+        self.bus.answer(rpc("scheduler", "origin"), OriginQuery, questions.origin, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "layers"), LayerUseQuery, questions.layers, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "jobs"), JobQuery, self.jobs.page, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "nodes"), IamQuery, questions.nodes, queue=QUEUE)
@@ -111,6 +114,8 @@ class App:
         self.health.add("bus", self.bus.check)
         self.health.add("database", self.db.ping)
         self.health.count("outbox_given_up", lambda: self.outbox.given_up)
+        for name in COUNTED:
+            self.health.count(f"sandboxes_{name}", partial(self.work.tally.__getitem__, name))
         self.health.add("topology", self._check_topology)
         for consumer in self.consumers:
             self.health.add(consumer.name, consumer.check)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from schemas.base import WireError, encode
 from schemas.sandbox import CreateCommand, CreateItem, ResolvedSpec, SandboxSpec
-from services.scheduler import decide, jobstore, leases, requests, sending, store
+from services.scheduler import branching, decide, jobstore, leases, requests, sending, store
 from services.scheduler.images import Answer
 from services.scheduler.leases import Job
 from services.scheduler.model import Sandbox, event_of
@@ -78,6 +78,7 @@ class Creates:
             await requests.put_requests(unit.connection, [i.command for i in items])
             existing = {r.uid: r for r in await store.find(unit.connection, [i.uid for i in items])}
             new = [i for i in items if i.uid not in existing]
+            answers = {**answers, **await branching.answers(unit.connection, new)}
             await self._put_specs(unit, new, answers)
             jobs = await jobstore.share(unit.connection, {k for i in new if (k := i.job)})
             now = time.time()
@@ -92,7 +93,7 @@ class Creates:
         wanted = {
             i.key: (i.spec, i.command.projects or [i.command.project])
             for i in items
-            if i.spec is not None and i.item.refused is None
+            if i.spec is not None and i.spec.source is None and i.item.refused is None
         }
         return await self._work.images.resolve(wanted) if wanted else {}
 
@@ -104,7 +105,8 @@ class Creates:
             body, _ = answers.get(item.key, (None, None))
             bodies[item.key] = (body or encode(ResolvedSpec(spec=item.spec)), body is not None)
             if body is not None:
-                unit.bodies[item.key], unit.specs[item.key] = body, item.spec
+                unit.bodies[item.key] = body
+                unit.specs[item.key] = branching.placed(item.spec, body)
         await requests.put_specs(unit.connection, bodies)
 
     def _create(

@@ -75,12 +75,14 @@ class NodeView:
 @dataclass(frozen=True, slots=True)
 class Need:
     """What a sandbox asks of a node. ``features`` must be reported as supported,
-    ``not_without`` must not be reported as unsupported."""
+    ``not_without`` must not be reported as unsupported. ``node``: the only one that will
+    do, because what it is made of is there."""
 
     backend: str
     features: frozenset[str] = frozenset()
     not_without: frozenset[str] = frozenset()
     exclude: frozenset[str] = frozenset()
+    node: str | None = None
 
 
 @dataclass(slots=True)
@@ -124,7 +126,7 @@ def need_of(spec: SandboxSpec, exclude: Iterable[str] = ()) -> Need:
         "pids_limit": spec.pids_limit,
     }
     present = frozenset(name for name, value in wanted.items() if value is not None)
-    return Need(spec.backend, frozenset(features), present, frozenset(exclude))
+    return Need(spec.backend, frozenset(features), present, frozenset(exclude), spec.node)
 
 
 def amounts(
@@ -138,6 +140,8 @@ def amounts(
 
 def why_not(need: Need, node: NodeView) -> str | None:
     """Why a node can never run this, ``None`` where it can."""
+    if need.node is not None and need.node != node.id:
+        return f"its source is on {need.node}"
     status = node.backends.get(need.backend)
     if status is None:
         return f"no backend {need.backend}"

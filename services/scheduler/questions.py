@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from schemas.base import decode
 from schemas.iam import IamQuery
-from schemas.image import LayerUse, LayerUseQuery
+from schemas.image import LayerUse, LayerUseQuery, Origin, OriginQuery
 from schemas.node import JoinReply, JoinRequest, NodeInfo, NodeList, Resources
 from schemas.sandbox import ResolvedSpec, SandboxPage, SandboxQuery
 from schemas.subjects import EDGE_DURABLE
-from services.scheduler import nodes, reads, requests
+from services.scheduler import nodes, reads, requests, store
 from services.scheduler.fleet import Fleet
 from services.scheduler.settings import Settings
 from shared import topology
 from shared.bus import Bus, Incoming
 from shared.db import Database
-from shared.errors import Forbidden
+from shared.errors import Forbidden, NotFound, SandboxDied, Unavailable
 
 
 class Questions:
@@ -58,6 +58,25 @@ class Questions:
             sandboxes=[reads.info(r, specs.get((r.request_id or "", r.spec_idx))) for r in rows],
             next=rows[-1].uid if more else None,
         )
+
+    async def origin(self, query: OriginQuery, _: Incoming) -> Origin:
+        """A living sandbox with what it was started from. Raises ``NotFound``,
+        ``SandboxDied`` or ``Unavailable`` (it has no node yet)."""
+        async with self._db.transaction() as connection:
+            rows = await store.find(connection, [query.uid])
+            if not rows or rows[0].project != query.project or rows[0].request_id is None:
+                raise NotFound(f"no sandbox {query.uid} in {query.project}", field="uid")
+            row = rows[0]
+            key = (row.request_id or "", row.spec_idx)
+            found = await requests.specs(connection, [key])
+        if row.terminal:
+            raise SandboxDied(f"sandbox {row.uid} is {row.state}", cause=row.cause)
+        if row.node is None or key not in found:
+            raise Unavailable(f"sandbox {row.uid} is {row.state}", retry_after_s=0.5)
+        return Origin(
+            uid=row.uid, node=row.node, state=row.state,  # type: ignore[arg-type]
+            resolved=decode(found[key][0], ResolvedSpec), job=row.job,
+        )  # fmt: skip
 
     async def layers(self, query: LayerUseQuery, _: Incoming) -> LayerUse:
         """Which layers must not be removed."""

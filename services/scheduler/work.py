@@ -26,6 +26,7 @@ from services.scheduler.model import Changes, Sandbox, result_of
 from services.scheduler.placement import Ask, NodeView, Placed, need_of, place_batch
 from services.scheduler.sending import SpecKey
 from services.scheduler.settings import Settings
+from services.scheduler.tally import Tally
 from services.scheduler.turns import Queue, Turns, full, too_many
 from shared import telemetry
 from shared.bus import Bus, Outgoing
@@ -77,6 +78,7 @@ class Work:
         self._rng = rng or random.Random()
         self.queue = Queue({})
         self._turns = Turns()
+        self.tally = Tally()
 
     @contextlib.asynccontextmanager
     async def unit(self) -> AsyncIterator[Unit]:
@@ -92,6 +94,7 @@ class Work:
             for key in unit.overlay if unit else ():
                 self._fleet.abort(key)
             raise
+        self.tally.add(unit.changes)
         for key in unit.overlay:
             self._fleet.commit(key)
         self._outbox.sent_by_me(sent)

@@ -6,12 +6,23 @@ whole; readers see a layer as soon as :meth:`BlobStore.put_layer` has returned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from shared.blobs.layout import LayerFiles, LayerManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A place for the files of one layer that is made on another machine: a ``folder``
+    that both see, or a URL to PUT each of them to, by file name."""
+
+    token: str
+    folder: Path | None = None
+    urls: Mapping[str, str] = field(default_factory=dict)
 
 
 class LayerReader(Protocol):
@@ -33,6 +44,15 @@ class BlobStore(LayerReader, Protocol):
 
     def put_layer(self, files: LayerFiles) -> LayerManifest:
         """Take over finished files; visible at once and whole. Putting twice is harmless."""
+        ...
+
+    def incoming(self) -> AbstractContextManager[Incoming]:
+        """A place, gone when the context ends."""
+        ...
+
+    def adopt(self, manifest: LayerManifest, incoming: Incoming) -> LayerManifest:
+        """Take over what came there. Raises ``Damaged`` where it is not what ``manifest``
+        says; of a remote store's data only the size is looked at, readers check it."""
         ...
 
     def has(self, digest: str) -> bool: ...

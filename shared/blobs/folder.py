@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +20,7 @@ from typing import BinaryIO
 import msgspec
 
 from shared.blobs import layout
+from shared.blobs.base import Incoming
 from shared.blobs.layout import (
     CHUNKS_NAME,
     DATA_NAME,
@@ -68,6 +69,20 @@ class FolderStore:
             _sync(folder)
             self._publish(folder, files.digest)
         return manifest
+
+    @contextmanager
+    def incoming(self) -> Iterator[Incoming]:
+        with self.workspace() as work:
+            folder = work / "layer"
+            folder.mkdir()
+            yield Incoming(work.name, folder=folder)
+
+    def adopt(self, manifest: LayerManifest, incoming: Incoming) -> LayerManifest:
+        if incoming.folder is None:
+            raise InvalidRequest("not a place of this store")
+        with disk_errors():
+            files = layout.files_in(incoming.folder, manifest)
+        return self.put_layer(files)
 
     def _publish(self, folder: Path, digest: str) -> None:
         try:

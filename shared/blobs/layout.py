@@ -1,4 +1,4 @@
-"""What a layer consists of in every store. Pure.
+"""What a layer consists of in every store, and whether files are what they should be.
 
 A layer is a folder ``layers/<digest>/`` of::
 
@@ -13,6 +13,7 @@ that one digest covers everything.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,60 @@ class LayerFiles:
             data_digest=self.data_digest,
             entries=self.entries,
         )
+
+
+def files_in(folder: Path, manifest: LayerManifest) -> LayerFiles:
+    """The files of a layer that came into ``folder``. Raises :class:`Damaged` where one
+    is missing, or other than ``manifest`` says."""
+    data, chunks = folder / DATA_NAME, folder / CHUNKS_NAME
+    try:
+        meta = (folder / META_NAME).read_bytes()
+        check_meta(manifest, meta)
+        if manifest.data_bytes:
+            listed = chunks.read_bytes()
+            check_chunks(manifest, listed)
+            _check_data(manifest, listed, data)
+    except FileNotFoundError as error:
+        raise damaged(manifest.digest, f"{Path(error.filename).name} is missing") from error
+    has_data = manifest.data_bytes > 0
+    return LayerFiles(
+        digest=manifest.digest, meta_path=folder / META_NAME, data_path=data if has_data else None,
+        chunks_path=chunks if has_data else None, meta_bytes=manifest.meta_bytes,
+        data_bytes=manifest.data_bytes, data_digest=manifest.data_digest,
+        entries=manifest.entries,
+    )  # fmt: skip
+
+
+def check_meta(manifest: LayerManifest, meta: bytes) -> None:
+    """Raises :class:`Damaged` where this is not the metadata of ``manifest``."""
+    digest = hashlib.sha256(meta).hexdigest()
+    if not is_digest(manifest.digest) or digest != manifest.digest:
+        raise damaged(manifest.digest, "the metadata is another's")
+    if len(meta) != manifest.meta_bytes or manifest.data_digest.encode() not in meta:
+        raise damaged(manifest.digest, "the manifest and the metadata differ")
+
+
+def check_chunks(manifest: LayerManifest, listed: bytes) -> None:
+    """Raises :class:`Damaged` where this is not the list of the data's digests."""
+    count = -(-manifest.data_bytes // DATA_CHUNK_BYTES)
+    right = hashlib.sha256(listed).hexdigest() == manifest.data_digest
+    if not right or len(listed) != count * CHUNK_DIGEST_BYTES:
+        raise damaged(manifest.digest, "the digests of its data are another's")
+
+
+def _check_data(manifest: LayerManifest, listed: bytes, path: Path) -> None:
+    with open(path, "rb", buffering=0) as file:
+        for at in range(0, len(listed), CHUNK_DIGEST_BYTES):
+            digest = hashlib.sha256(file.read(DATA_CHUNK_BYTES)).digest()
+            if digest != listed[at : at + CHUNK_DIGEST_BYTES]:
+                raise damaged(manifest.digest, "its data is another's")
+        if file.tell() != manifest.data_bytes:
+            raise damaged(manifest.digest, "its data has another size")
+
+
+def damaged(digest: str, why: str) -> Damaged:
+    """The error of a layer that did not arrive as it was made."""
+    return Damaged(f"layer {digest[:64]} did not arrive: {why}", cause="image")
 
 
 def read_manifest(content: bytes, digest: str) -> LayerManifest:

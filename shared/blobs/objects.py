@@ -9,6 +9,7 @@ incomplete uploads removes them.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
@@ -21,6 +22,7 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from obstore.store import S3Store
 
 from shared.blobs import layout
+from shared.blobs.base import Incoming
 from shared.blobs.layout import (
     CHUNKS_NAME,
     DATA_NAME,
@@ -42,6 +44,9 @@ UPLOAD_PARTS_AT_ONCE = 4
 """Times the part's size: the memory of one upload."""
 LISTED_AT_ONCE = 1000
 SAID_MAX = 300
+UPLOAD_S = 3_600.0
+"""How long a node may take to put a layer's files."""
+_UPLOADED = (META_NAME, DATA_NAME, CHUNKS_NAME)
 
 
 class ObjectStore:
@@ -94,6 +99,45 @@ class ObjectStore:
                 self._put(layout.key(files.digest, name), path)
         self._put(layout.key(files.digest, MANIFEST_NAME), msgspec.json.encode(manifest))
         return manifest
+
+    @contextmanager
+    def incoming(self) -> Iterator[Incoming]:
+        token = secrets.token_hex(16)
+        keys = {name: f"incoming/{token}/{name}" for name in _UPLOADED}
+        with _errors(self._name):
+            signed = {
+                name: obstore.sign(self._objects, "PUT", key, timedelta(seconds=UPLOAD_S))
+                for name, key in keys.items()
+            }
+        try:
+            yield Incoming(token, urls=signed)
+        finally:
+            with suppress(Unavailable, NotFound), _errors(self._name):
+                obstore.delete(self._objects, list(keys.values()))
+
+    def adopt(self, manifest: LayerManifest, incoming: Incoming) -> LayerManifest:
+        if self.has(manifest.digest):
+            return manifest
+        place = f"incoming/{incoming.token}"
+        names = _UPLOADED if manifest.data_bytes else (META_NAME,)
+        try:
+            with _errors(self._name):
+                layout.check_meta(manifest, self._whole(f"{place}/{META_NAME}"))
+                if manifest.data_bytes:
+                    layout.check_chunks(manifest, self._whole(f"{place}/{CHUNKS_NAME}"))
+                    size = obstore.head(self._objects, f"{place}/{DATA_NAME}")["size"]
+                    if size != manifest.data_bytes:
+                        raise layout.damaged(manifest.digest, "its data has another size")
+                for name in names:
+                    key = layout.key(manifest.digest, name)
+                    obstore.copy(self._objects, f"{place}/{name}", key)
+        except NotFound as error:
+            raise layout.damaged(manifest.digest, "a file is missing") from error
+        self._put(layout.key(manifest.digest, MANIFEST_NAME), msgspec.json.encode(manifest))
+        return manifest
+
+    def _whole(self, key: str) -> bytes:
+        return bytes(obstore.get(self._objects, key).bytes())
 
     def _put(self, key: str, content: Path | bytes) -> None:
         with _errors(self._name):

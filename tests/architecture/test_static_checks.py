@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 REPOSITORY = Path(__file__).parents[2]
-CHECKED = ("shared", "schemas", "libdsec", "services", "devstack", "demo")
+CHECKED = ("shared", "schemas", "libdsec", "services", "devstack", "demo", "sim")
 
 
 def run(*argv: str) -> None:

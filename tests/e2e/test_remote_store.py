@@ -86,6 +86,23 @@ async def test_a_sandbox_reads_what_it_needs_and_no_more(
     await sandbox.stop()
 
 
+async def test_a_snapshot_goes_through_the_store_to_whichever_node(
+    system: LocalSystem, lazy: DSecClient, s3: S3Server
+) -> None:
+    """The edge that restores has only what the store has: its own copy is gone."""
+    sandbox = await until(lambda: start(lazy), what="a node is ready")
+    made = "head -c 3000000 /dev/urandom > /var/made && rm /var/f02 && sha256sum /var/made"
+    digest = (await sandbox.exec("sh", "-c", made, check=True)).text
+    snapshot = await sandbox.snapshot()
+    await sandbox.stop()
+    captures = list((system.state_dir / "nodes").glob("*/drivers/container/captures/*"))
+    assert captures == []
+    restored = await lazy.restore(snapshot)
+    text = (await restored.exec("sh", "-c", "sha256sum /var/made; ls /var/f02")).text
+    assert text == digest
+    await restored.stop()
+
+
 async def test_sandboxes_live_through_restarts_of_edge_and_layer_service(
     system: LocalSystem, lazy: DSecClient
 ) -> None:

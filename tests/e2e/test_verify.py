@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest_asyncio
 from libdsec import DSecClient, DSecContainerRunArgs, DSecError, InvalidRequest, Sandbox
 from libdsec.verify import Evidence, Task, grade, preflight
 from services.local import LocalSystem
-from tests.e2e.conftest import open_client
+from tests.e2e.conftest import open_client, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -106,6 +107,30 @@ async def test_what_an_agent_planted_does_not_reach_the_verdict(
     assert (found.reward, found.is_infra, found.details["fresh"]) == (0.0, False, True)
 
 
+async def test_what_a_grader_saw_is_told_to_audit(containers: DSecClient, agent: Sandbox) -> None:
+    work = (
+        "mkdir checks; echo pass > checks/check_add.py; echo > conftest.py;"
+        "nohup sleep 1000 >/dev/null 2>&1 &"
+    )
+    await agent.exec(work, cwd="/workspace", check=True)
+    await grade(agent, task(), client=containers)
+    async with await containers.run_container(task().run_args()) as honest:
+        session = honest.session("left-open")
+        await session.run("cd /workspace && sed -i s/-/+/ calc.py", check=True)
+        assert (await grade(honest, task(), client=containers)).reward == 1.0
+
+    async def found() -> dict[str, Any] | None:
+        entries = [e async for e in containers.audit.list(kind="finding", target=agent.uid)]
+        return {e.record["rule"]: e.record for e in entries} if len(entries) > 2 else None
+
+    seen = await until(found, what="findings of the grader")
+    assert seen.keys() == {"processes_at_grading", "test_file_edit", "protected_file_edit"}
+    assert "sleep" in seen["processes_at_grading"]["explanation"]
+    assert "checks/check_add.py" in seen["test_file_edit"]["explanation"]
+    assert "conftest.py" in seen["protected_file_edit"]["explanation"]
+    assert [e async for e in containers.audit.list(kind="finding", target=honest.uid)] == []
+
+
 async def test_committed_work_counts_too(containers: DSecClient, agent: Sandbox) -> None:
     work = "sed -i s/-/+/ calc.py; git -c user.email=a@b -c user.name=a commit -qam fixed"
     await agent.exec(work, cwd="/workspace", check=True)
@@ -183,3 +208,12 @@ async def test_mistakes_of_a_task_are_errors(containers: DSecClient, agent: Sand
     with pytest.raises(InvalidRequest) as unsolved:
         await preflight(containers, task(solution=None))
     assert unsolved.value.field == "solution"
+
+
+async def test_a_verdicts_sandbox_belongs_to_the_job_of_the_one_it_judges(
+    containers: DSecClient,
+) -> None:
+    args = replace(task().run_args(), job="graded")
+    async with await containers.run_container(args) as sandbox:
+        assert (await grade(sandbox, task(), client=containers)).reward == 0.0
+    assert len([s async for s in containers.list(job="graded")]) == 2

@@ -56,6 +56,7 @@ def info_of(record: Fields, path: str) -> FileInfo:
         ino=record.number(Tag.INO),
         nlink=record.number(Tag.NLINK, 1),
         mtime_ns=record.number(Tag.MTIME_NS),
+        ctime_ns=record.number(Tag.CTIME_NS),
     )
 
 

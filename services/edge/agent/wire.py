@@ -116,6 +116,7 @@ class Tag(IntEnum):
     TAKEN = 92
     BASE_OUT = 93
     BASE_ERR = 94
+    CTIME_NS = 95
 
 
 class FileOp(IntEnum):

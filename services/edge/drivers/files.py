@@ -16,7 +16,8 @@ from services.edge.drivers.base import Handle, ResumeIO
 @dataclass(frozen=True, slots=True)
 class FileInfo:
     """One file. ``type`` is file, dir, symlink, fifo, socket, chr or blk; ``mode``
-    are the permission bits; ``mtime`` seconds since the epoch."""
+    are the permission bits; ``mtime`` seconds since the epoch; ``ctime_ns`` the last change
+    of any kind, 0 where that is not known."""
 
     path: str
     type: str
@@ -29,6 +30,7 @@ class FileInfo:
     ino: int = 0
     nlink: int = 1
     mtime_ns: int = 0
+    ctime_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,22 +117,30 @@ class Upper:
         self.work.mkdir(mode=0o700)
 
 
-def compose(mounts: LayerMounts, layers: Sequence[Layer], upper: Upper) -> int:
-    """A detached, writable overlay of ``layers`` (bottom to top) with ``upper`` on top.
+def compose(
+    mounts: LayerMounts, layers: Sequence[Layer], upper: Upper, *, above: Sequence[Path] = ()
+) -> int:
+    """A detached, writable overlay of ``layers`` and the folders ``above`` them (each
+    bottom to top) with ``upper`` on top. What is written there means the same elsewhere:
+    nothing of it refers to another layer.
 
     The overlay keeps its own references to the layers, so they are given back at
     once. Raises ``InvalidRequest`` (``layers``) for none or too many and
     ``Unavailable`` when the kernel refuses or the result cannot be written."""
-    if not 0 < len(layers) <= LAYERS_MAX:
+    if not 0 < len(layers) <= LAYERS_MAX - len(above):
         raise InvalidRequest(f"1 to {LAYERS_MAX} layers are possible", field="layers")
     held: list[Layer] = []
     try:
         with kernel.FsContext.open("overlay") as fs:
+            for folder in reversed(above):
+                fs.set("lowerdir+", str(folder))
             for layer in reversed(layers):
                 fs.set_fd("lowerdir+", mounts.acquire(layer))
                 held.append(layer)
             fs.set("upperdir", str(upper.upper))
             fs.set("workdir", str(upper.work))
+            fs.set("redirect_dir", "nofollow")
+            fs.set("metacopy", "off")
             fs.set_flag("volatile")
             root = fs.mount(kernel.MOUNT_ATTR_NODEV)
     except OSError as err:

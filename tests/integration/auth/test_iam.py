@@ -278,7 +278,7 @@ async def test_reads_are_forwarded_with_their_scope(stack: Stack, admin: Person)
     await subscription.unsubscribe()
     assert asked["dsec.rpc.v1.scheduler.sandboxes"] == {"project": top, "job": "j"}
     assert asked["dsec.rpc.v1.imagesvc.images"] == {"projects": [top, ROOT], "name": "n"}
-    assert sorted(asked["dsec.rpc.v1.audit.entries"]["projects"]) == sorted([top, low])
+    assert sorted(asked["dsec.rpc.v1.audit.list"]["projects"]) == sorted([top, low])
     assert "dsec.rpc.v1.scheduler.nodes" in asked
 
 

@@ -54,6 +54,7 @@ WAIT_S = 20.0
 NODE_PERMISSIONS = {
     "publish": [
         f"dsec.hb.v1.{NODE}", f"dsec.evt.v1.edge.*.{NODE}", f"dsec.sec.v1.*.*.{NODE}",
+        f"dsec.trj.v1.{NODE}",
         f"dsec.out.v1.{NODE}.>", f"dsec.rpc.v1.scheduler.join.{NODE}",
         f"$JS.API.CONSUMER.MSG.NEXT.DSEC_CMD.edge_{NODE}",
         f"$JS.API.CONSUMER.INFO.DSEC_CMD.edge_{NODE}", f"$JS.ACK.DSEC_CMD.edge_{NODE}.>",

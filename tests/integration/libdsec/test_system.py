@@ -20,10 +20,12 @@ from libdsec import (
     FileNotFound,
     Forbidden,
     Info,
+    NotFound,
     Unauthenticated,
     _ids,
     sync,
 )
+from libdsec._wire import GradingObservation
 from services.local import LocalOptions, LocalSystem
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -251,7 +253,7 @@ async def test_the_command_line(options: dict[str, str]) -> None:
     await dsec("node", "uncordon", node)
     await dsec("key", "delete", key["id"], "--of", project)
     assert await dsec("image", "list", "--json") == []
-    records = await dsec("audit", "list", "--verb", "key.create", "--json", "-n", "5")
+    records = await dsec("audit", "query", "--verb", "key.create", "--json", "-n", "5")
     assert isinstance(records, list)
     await dsec("project", "delete", project)
     made = (await dsec("run", "--backend", "fake", "-")).strip()
@@ -281,3 +283,48 @@ async def test_the_doctor_says_what_is_missing(options: dict[str, str]) -> None:
     checks = {row["check"]: row["ok"] for row in json.loads(out)}
     assert checks == {"connection": True, "grants": True, "nodes": True, "images": False}
     assert process.returncode == 125
+
+
+MINE = """
+[[rule]]
+id = "sleepers"
+title = "Sleepers"
+severity = "info"
+confidence = 1.0
+explanation = "{subject} still ran"
+match = [ { source = ["grader"], subject = ["sleep*"] } ]
+"""
+
+
+async def test_the_security_teams_commands(
+    client: DSecClient, options: dict[str, str], tmp_path: Path
+) -> None:
+    """From what a grader saw to a finding, with a key that can only look."""
+    seen = [GradingObservation(what="process_alive", subject="sleep 99", count=3)]
+    async with await client.create(FAKE, timeout=20) as sandbox:
+        await client.audit.report(sandbox.uid, seen)
+    with pytest.raises(NotFound):
+        await client.audit.report(_ids.new(), seen)
+    guard = await client.keys.create("guard", grants=["audit.read"])
+    dsec = Cli({**options, "api_key": guard.secret or ""})
+    told = json.loads(await dsec("audit", "tail", "--since", "1h", "--count", "1", "--json"))
+    assert (told["rule"], told["uid"]) == ("processes_at_grading", sandbox.uid)
+    explained = await dsec("audit", "explain", told["id"])
+    assert "sleep 99" in explained
+    (row,) = await dsec("audit", "query", "--kind", "finding", "--target", sandbox.id, "--json")
+    assert row["id"] == told["id"]
+    assert "processes_at_grading" in await dsec("audit", "query", "--since", "1h")
+    assert "port_scan" in await dsec("audit", "rules")
+    mine = tmp_path / "mine.toml"
+    mine.write_text(MINE)
+    tried = await dsec("audit", "rules", "--dry-run", str(mine), "--since", "1h", "--json")
+    assert [(f["rule"], f["uid"]) for f in tried["findings"]] == [("sleepers", sandbox.uid)]
+    lines = (await dsec("audit", "export", "--format", "ocsf", "--kind", "finding")).splitlines()
+    assert [json.loads(line)["class_uid"] for line in lines] == [2004]
+    plain = (await dsec("audit", "export", "-n", "3")).splitlines()
+    assert [sorted({"seq", "hash"} & json.loads(line).keys()) for line in plain] == [
+        ["hash", "seq"]
+    ] * 3
+    chain = await dsec("audit", "verify", "--json")
+    assert (chain["intact"], len(chain["head"])) == (True, 64)
+    assert await dsec("audit", "suggest", sandbox.id, "--json") == []

@@ -126,6 +126,7 @@ async def next_of(first: Trainer, second: Trainer, edge: SimEdge) -> list[str]:
 
 
 async def test_new_creates_do_not_overtake_those_that_wait(world: World) -> None:
+    """(B15)"""
     app = await world.scheduler(wait_look_s=3600.0, view_refresh_s=3600.0)
     trainer = await world.trainer()
     edge = await world.edge("n1", 1)

@@ -11,7 +11,7 @@ import pytest
 from schemas.audit import Access, AuditQuery, Violation
 from services.audit.records import Row, from_access, from_violation
 from services.audit.store import Store
-from services.audit.verify import Verdict, verify
+from services.audit.verify import Verdict, verify_all
 from shared import ids
 from shared.db import Database
 
@@ -31,7 +31,9 @@ async def dsn(dsn_of: Callable[[str], str], admin_dsn: str) -> str:
     made = dsn_of("audit")
     admin = await asyncpg.connect(admin_dsn)
     await admin.execute("truncate audit.record")
+    await admin.execute("truncate audit.anchor")
     await admin.execute("update audit.head set seq = 0, hash = $1", bytes(32))
+    await admin.execute("update audit.head set day = (now() at time zone 'utc')::date")
     await admin.close()
     return made
 
@@ -44,7 +46,8 @@ async def store(dsn: str) -> AsyncIterator[Store]:
 
 
 async def judge(store: Store) -> Verdict:
-    return await verify(store.entries(), await store.head())
+    verdict, _ = await verify_all(store)
+    return verdict
 
 
 async def test_a_repeated_record_is_written_once(store: Store) -> None:
@@ -88,14 +91,20 @@ async def test_pages_are_newest_first_and_bounded_by_projects(store: Store) -> N
 async def test_the_services_role_can_only_add(store: Store, dsn: str) -> None:
     await store.append([access(1)])
     connection = await asyncpg.connect(dsn, server_settings={"search_path": "audit"})
+    partition = await connection.fetchval("select min(inhrelid::regclass::text) from pg_inherits")
     try:
         for statement in (
             "update record set verb = 'x'", "delete from record", "truncate record",
             "drop table record", "alter table record disable trigger all",
-            "delete from head", "create table audit.head2 as table audit.head; drop table head",
+            "delete from head", "delete from anchor",
+            "update retention set keep_days = 7", "select * from {partition}",
+            "delete from {partition}", "drop table {partition}",
+            "alter table record detach partition {partition}",
+            "create table mine partition of record default",
+            "create table audit.head2 as table audit.head; drop table head",
         ):  # fmt: skip
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                await connection.execute(statement)
+                await connection.execute(statement.format(partition=partition))
     finally:
         await connection.close()
 
@@ -134,8 +143,79 @@ async def test_numbers_and_text_that_jsonb_respells_keep_their_hash(store: Store
         id=ids.new(), at=1.0, node="x", uid="u", project="root", source="net",
         verdict="denied", rule="dns", mechanism="bpf", actor=actor,
     )  # fmt: skip
-    assert await store.append([from_violation("n1", violation)]) == 1
+    (row,) = [from_violation("n1", violation, {}, root="root", now=2.0)]
+    assert await store.append([row]) == 1
     assert (await judge(store)).broken_at is None
     (entry,) = (await store.page(AuditQuery(projects=["root"]))).entries
     assert entry.record["node"] == "n1"
     assert entry.record["actor"]["nul"] == "a\ufffdb"
+
+
+async def days_back(admin_dsn: str, days: int) -> None:
+    """As if everything recorded so far had been recorded so many days ago."""
+    admin = await asyncpg.connect(admin_dsn, server_settings={"search_path": "audit"})
+    async with admin.transaction():
+        await admin.execute(
+            "create temp table moved as select * from record; truncate record;"
+            "update head set day = day"
+        )
+        day = await admin.fetchval("select (now() at time zone 'utc')::date - $1::int", days)
+        name = f"record_{day:%Y%m%d}"
+        await admin.execute(
+            f"create table {name} partition of record for values from ('{day}') to "
+            f"('{day}'::date + 1); revoke all on {name} from dsec_audit"
+        )
+        await admin.execute("update moved set day = $1", day)
+        await admin.execute("insert into record select * from moved; drop table moved")
+    await admin.close()
+
+
+async def test_old_days_go_and_the_chain_holds_behind_their_anchor(
+    store: Store, admin_dsn: str
+) -> None:
+    """Three days: one past retention, one within, today's."""
+    await store.append([access(i) for i in range(10)])
+    await days_back(admin_dsn, 100)
+    await store.append([access(i) for i in range(10, 15)])
+    assert (await judge(store)).count == 15  # over both partitions
+    assert await store.keep_days(root="root") == 1
+    assert await store.keep_days(root="root") == 0
+    verdict = await judge(store)
+    assert (verdict.broken_at, verdict.count, verdict.seq) == (None, 6, 16)
+    assert (await store.anchor()).seq == 10
+    (told,) = (await store.page(AuditQuery(project="root", kind="retention"))).entries
+    assert (told.record["entries"], told.record["seq"]) == (10, 10)
+    page = await store.page(AuditQuery(project="root", kind="access", limit=50))
+    assert [e.record["id"] for e in page.entries] == [f"r{i}" for i in range(14, 9, -1)]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        ("delete from audit.record where seq = 11", "missing"),
+        ("insert into audit.anchor values (12, (select hash from audit.record where seq = 12),"
+         " now(), 2); delete from audit.record where seq <= 12", "no entry tells"),
+        ("update audit.anchor set hash = '\\x00'", "follow"),
+        ("delete from audit.anchor", "missing"),
+    ],
+)  # fmt: skip
+async def test_days_that_went_otherwise_are_found(
+    store: Store, admin_dsn: str, tamper: str, reason: str
+) -> None:
+    await store.append([access(i) for i in range(10)])
+    await days_back(admin_dsn, 101)
+    await store.append([access(i) for i in range(10, 15)])
+    await store.keep_days(root="root")
+    admin = await asyncpg.connect(admin_dsn)
+    await admin.execute(tamper)
+    await admin.close()
+    assert reason in (await judge(store)).reason
+
+
+async def test_days_are_made_near_today_only(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn, server_settings={"search_path": "audit"})
+    for call in ("make_days('2020-01-01', 2)", "make_days(current_date, 400)"):
+        with pytest.raises(asyncpg.RaiseError):
+            await connection.execute(f"select {call}")
+    await connection.execute("select make_days(current_date, 4)")
+    await connection.close()

@@ -4,63 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import asyncpg
 import pytest
 
-from devstack.process import free_port
-from devstack.supervised import health
-from schemas.audit import (
-    Access,
-    AccessRecords,
-    AuditPage,
-    AuditQuery,
-    Violation,
-    Violations,
-)
+from schemas.audit import Access, AccessRecords, AuditPage, AuditQuery
 from schemas.base import decode, encode
 from schemas.bus import DeadLetter
-from schemas.subjects import dlq, evt, evt_edge, rpc, sec
-from services.audit import app
-from services.audit.settings import Settings
+from schemas.subjects import dlq, evt, evt_edge, rpc
 from shared import ids
 from shared.bus import Bus, Outgoing
 from shared.errors import InvalidRequest
-from shared.topology import declare
-from tests.integration.conftest import Stack
+from tests.integration.services.conftest import SETTLE_S
 
 pytestmark = pytest.mark.integration
-
-SETTLE_S = 20.0
-
-
-@pytest.fixture
-async def bus(stack: Stack) -> AsyncIterator[Bus]:
-    made = Bus(stack.settings(), "test")
-    await made.start()
-    await declare(made.js)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def audit(stack: Stack, bus: Bus, dsn_of: Callable[[str], str]) -> AsyncIterator[None]:
-    common = stack.settings("audit")
-    settings = Settings(
-        nats_url=common.nats_url, nats_user="audit", nats_password=common.nats_password,
-        pg_dsn=dsn_of("audit"), health_port=free_port(),
-    )  # fmt: skip
-    stop = asyncio.Event()
-    task = asyncio.create_task(app.main(settings, stop))
-    async with asyncio.timeout(SETTLE_S):
-        while not (await health(settings.health_port))[0]:
-            assert not task.done(), task.exception()
-            await asyncio.sleep(0.02)
-    yield
-    stop.set()
-    await task
 
 
 def records(project: str, count: int, **fields: Any) -> list[Access]:
@@ -75,7 +33,7 @@ async def entries(bus: Bus, project: str, count: int, **fields: Any) -> AuditPag
     query = AuditQuery(projects=[project], limit=1000, **fields)
     end = time.monotonic() + SETTLE_S
     while True:
-        page = await bus.request(rpc("audit", "entries"), query, AuditPage)
+        page = await bus.request(rpc("audit", "list"), query, AuditPage)
         if len(page.entries) >= count or time.monotonic() > end:
             assert len(page.entries) == count
             return page
@@ -113,21 +71,6 @@ async def test_an_edge_cannot_speak_for_another(bus: Bus, audit: None) -> None:
     }  # fmt: skip
 
 
-async def test_violations_are_recorded_with_rule_and_actor(bus: Bus, audit: None) -> None:
-    violation = Violation(
-        id=ids.new(), at=time.time(), node="liar", uid="u1", project="viol", source="files",
-        verdict="denied", rule="files.hidden:/answers", mechanism="bpf-lsm",
-        actor={"pid": 7, "comm": "cat"}, count=3, lost=2,
-    )  # fmt: skip
-    body = encode(Violations(node="n1", violations=[violation]))
-    await bus.store([Outgoing(sec("files", "denied", "n1"), body)])
-    page = await entries(bus, "viol", 1, target="u1")
-    (entry,) = page.entries
-    assert entry.kind == "violation"
-    assert entry.record["rule"] == "files.hidden:/answers"
-    assert (entry.record["node"], entry.record["lost"]) == ("n1", 2)
-
-
 async def test_an_unreadable_message_is_a_dead_letter_and_harms_no_neighbour(
     bus: Bus, audit: None
 ) -> None:
@@ -151,7 +94,7 @@ async def test_an_unreadable_message_is_a_dead_letter_and_harms_no_neighbour(
 
 async def test_a_query_that_names_no_project_is_refused(bus: Bus, audit: None) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await bus.request(rpc("audit", "entries"), AuditQuery(), AuditPage)
+        await bus.request(rpc("audit", "list"), AuditQuery(), AuditPage)
     assert caught.value.field == "projects"
 
 

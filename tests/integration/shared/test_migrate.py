@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 
 import asyncpg
 import pytest
@@ -76,6 +77,9 @@ async def test_the_revisions_make_what_the_tables_declare(fresh: str, service: s
 
 def _ours(_item: object, name: str | None, kind: str, reflected: bool, to: object) -> bool:
     # an index that no table declares is the revision's own business
+    # a partition is no table of its own
+    if kind == "table" and re.fullmatch(r"record_\d{8}", name or ""):
+        return False
     return name != "alembic_version" and not (kind == "index" and reflected and to is None)
 
 

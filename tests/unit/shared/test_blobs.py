@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from shared.blobs.folder import FolderStore
-from shared.blobs.layout import LayerFiles
+from shared.blobs.layout import DATA_CHUNK_BYTES, Damaged, LayerFiles, LayerManifest
 from shared.blobs.opening import StoreSettings, open_store
 from shared.blobs.scratch import disk_errors
 from shared.errors import InvalidRequest, NotFound, Unavailable, Unsupported
@@ -136,3 +137,54 @@ def test_a_full_or_failing_disk_is_unavailable(code: int) -> None:
 def test_other_errors_are_not_blamed_on_the_disk() -> None:
     with pytest.raises(PermissionError), disk_errors():
         raise PermissionError(errno.EPERM, "no")
+
+
+def made(folder: Path) -> LayerManifest:
+    """A layer with data, as a node makes it in ``folder``."""
+    data = os.urandom(300_000)
+    digests = b"".join(
+        hashlib.sha256(data[at : at + DATA_CHUNK_BYTES]).digest()
+        for at in range(0, len(data), DATA_CHUNK_BYTES)
+    )
+    data_digest = hashlib.sha256(digests).hexdigest()
+    meta = b"meta" + data_digest.encode()
+    (folder / "meta.erofs").write_bytes(meta)
+    (folder / "data.blob").write_bytes(data)
+    (folder / "chunks.sha256").write_bytes(digests)
+    return LayerManifest(
+        digest=hashlib.sha256(meta).hexdigest(), meta_bytes=len(meta), data_bytes=len(data),
+        data_digest=data_digest, entries=1,
+    )  # fmt: skip
+
+
+def test_a_layer_that_is_made_elsewhere_is_taken_over_whole(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    with store.incoming() as incoming:
+        assert incoming.folder is not None
+        manifest = made(incoming.folder)
+        assert store.adopt(manifest, incoming) == manifest
+    assert store.has(manifest.digest)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("fault", ["meta.erofs", "data.blob", "chunks.sha256", "cut", "missing"])
+def test_what_did_not_arrive_as_it_was_made_is_refused(tmp_path: Path, fault: str) -> None:
+    """(L25) And nothing of it is kept."""
+    store = FolderStore(tmp_path)
+    with store.incoming() as incoming:
+        assert incoming.folder is not None
+        manifest = made(incoming.folder)
+        data = incoming.folder / "data.blob"
+        if fault == "missing":
+            data.unlink()
+        elif fault == "cut":
+            data.write_bytes(data.read_bytes()[:-1])
+        else:
+            path = incoming.folder / fault
+            content = bytearray(path.read_bytes())
+            content[-1] ^= 1
+            path.write_bytes(content)
+        with pytest.raises(Damaged):
+            store.adopt(manifest, incoming)
+    assert list(store.list()) == []
+    assert list((tmp_path / "tmp").iterdir()) == []

@@ -18,7 +18,8 @@ import errno
 import logging
 import secrets
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.agent.ports import PortsOfAgent
 from services.edge.cgroups import CgroupDriver, Groups
+from services.edge.counting import counters
 from services.edge.drivers.base import (
     BackendReport,
+    Captured,
+    Counters,
     ExecIO,
     ExecOutcome,
     ExecSpec,
@@ -40,6 +44,7 @@ from services.edge.drivers.base import (
     Usage,
 )  # fmt: skip
 from services.edge.drivers.container import folders
+from services.edge.drivers.container.capturing import Capturing
 from services.edge.drivers.container.deaths import Deaths, Sandbox, why
 from services.edge.drivers.container.engine import Engine, Shell
 from services.edge.drivers.container.files import FilesOfAgent
@@ -47,7 +52,7 @@ from services.edge.drivers.container.pausing import NOT_OPEN, Pausing, pause_fea
 from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
-from services.edge.drivers.container.shells import Shells, WarmShell
+from services.edge.drivers.container.shells import Root, Shells, WarmShell
 from services.edge.drivers.container.wanted import NO_NETWORK, check, limits, network
 from services.edge.layers.mounts import Upper
 from shared.errors import (
@@ -77,6 +82,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         self._shells: Shells | None = None
         self._pool: Pool[WarmShell] | None = None
         self._pausing: Pausing | None = None
+        self._capturing = Capturing(settings, lambda: self.pausing.kind)
         self._late: asyncio.Task[None] | None = None
 
     # ---- what this node can do ----
@@ -98,7 +104,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             "network_deny": Feature(True, NO_NETWORK),
             "network_allow": Feature(False, "containers have no network yet"),
             "disk_limit": Feature(False, "no quota on writable layers"),
-            "snapshot": Feature(False, "not built"),
+            "snapshot": Feature(cgroups.freezer is not None, "disk only"),
         }  # fmt: skip
         swap = self._pausing.swap.look() if self._pausing else NOT_OPEN
         features |= pause_features(cgroups, swap)
@@ -137,6 +143,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         await self._reaper.close()
         if self._pausing is not None:
             await self._pausing.close(alone=alone)
+        self._capturing.close()
         await self._engine.close()
         if self._shells is not None:
             self._shells.close()
@@ -170,9 +177,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
                 raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
             return await self._start(spec, folder)
         except OSError as err:
-            if err.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise CapacityExhausted("the node's disk is full", field="disk") from err
+            raise full_disk(err) from err
         finally:
             self._starting.discard(spec.uid)
 
@@ -180,13 +185,13 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         warm: WarmShell | None = None
         try:
             warm = await self._take_shell()
-            data = _data(warm)
+            data = _data(warm, spec)
             await self.shells.thread(lambda: folders.note(folder, data))
-            enforced = await self.shells.attach(
-                warm, spec.layers, Upper(folder), limits(spec), spec.hostname
-            )
+            above = [self._capturing.folder(id) for id in spec.captures]
+            root = Root(spec.layers, Upper(folder), above)
+            enforced = await self.shells.attach(warm, root, limits(spec), spec.hostname)
             await warm.agent.list()  # the agent answers in the root it now has
-            handle = Handle(spec.uid, self.name, _data(warm), enforced | network(spec))
+            handle = Handle(spec.uid, self.name, data, enforced | network(spec))
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
         except BaseException:
@@ -273,8 +278,26 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
     async def reclaim(self, handle: Handle) -> int:
         return await self.pausing.reclaim(self._sandbox(handle))
 
+    async def capture(self, handle: Handle, id: str) -> Captured:
+        sandbox, stop = self._sandbox(handle), threading.Event()
+        try:
+            return await self.shells.thread(
+                lambda: self._capturing.take(sandbox, id, stop.is_set), cancel=stop.set,
+                undo=lambda done: self._capturing.release(done.id),
+                threads=self._capturing.threads,
+            )  # fmt: skip
+        except OSError as err:
+            raise full_disk(err) from err
+
+    async def release(self, id: str) -> None:
+        await self.shells.thread(lambda: self._capturing.release(id))
+
     async def usage(self, handle: Handle) -> Usage:
         return await self.shells.usage(Groups.of(handle.data["groups"]))
+
+    async def counters(self, handles: Sequence[Handle]) -> list[Counters]:
+        groups = [Groups.of(handle.data["groups"]) for handle in handles]
+        return await self.shells.thread(lambda: [counters(each) for each in groups])
 
     async def stop(self, handle: Handle, *, grace_s: float = 0.0) -> None:
         sandbox = self._live.pop(handle.uid, None)
@@ -288,6 +311,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         if sandbox is not None:
             sandbox.agent.close()
         await self._remove_files(handle.uid, str(handle.data["name"]))
+        if "captures" in handle.data:
+            await self.shells.thread(self._capturing.collect)
         await self._reaper.remove(str(handle.data["container"]))
 
     async def _remove_files(self, uid: str | None, name: str | None) -> None:
@@ -312,6 +337,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         for uid in swept:
             await self._sweep_one(uid, metas[uid])
         await self._sweep_shells()
+        await self.shells.thread(self._capturing.collect)
         return swept
 
     async def _sweep_shells(self) -> None:
@@ -352,8 +378,16 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         return sandbox.agent, sandbox.defaults
 
 
-def _data(warm: WarmShell) -> dict[str, Any]:
+def full_disk(err: OSError) -> Exception:
+    """The typed error of a disk that is full; any other as it is."""
+    if err.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CapacityExhausted("the node's disk is full", field="disk")
+    return err
+
+
+def _data(warm: WarmShell, spec: StartSpec) -> dict[str, Any]:
+    captures = {"captures": list(spec.captures)} if spec.captures else {}
     return {
         "container": warm.shell.id, "name": warm.shell.name, "pid": warm.shell.pid,
-        "groups": warm.groups.data(),
+        "groups": warm.groups.data(), **captures,
     }  # fmt: skip

@@ -40,6 +40,7 @@ class ContainerSettings:
     swap: str = "host"  # for paused sandboxes: what the machine has, or own: zram, file
     swap_mb: int = 4096  # of own swap
     reclaim_concurrency: int = 2  # sandboxes whose memory is given back at once
+    capture_threads: int = 2  # writable layers copied at once
     prefetch_mb: int = 256  # read ahead when a sandbox is resumed, 0: none
     aether: Path = GUEST_BUILD / "aether"
     attach: Path = GUEST_BUILD / "attach"
@@ -47,6 +48,10 @@ class ContainerSettings:
     @property
     def sandboxes_dir(self) -> Path:
         return self.state_dir / "sandboxes"
+
+    @property
+    def captures_dir(self) -> Path:
+        return self.state_dir / "captures"
 
     @property
     def shells_dir(self) -> Path:

@@ -45,6 +45,15 @@ class WarmShell:
         return not self.agent.lost
 
 
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What a root is made of: ``layers`` and the folders ``above`` them, bottom to top."""
+
+    layers: Sequence[Layer]
+    upper: Upper
+    above: Sequence[Path] = ()
+
+
 class Shells:
     """Makes, attaches and ends shells of one node."""
 
@@ -57,12 +66,12 @@ class Shells:
 
     async def thread(
         self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None,
-        cancel: Callable[[], object] | None = None,
+        cancel: Callable[[], object] | None = None, threads: ThreadPoolExecutor | None = None,
     ) -> T:  # fmt: skip
         """Runs blocking kernel work off the loop. It is never left half-way: a cancelled
         caller goes on when the work has ended (``cancel`` tells it to) and ``undo`` took
-        its result back."""
-        job = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        its result back. ``threads``: others than those for short work."""
+        job = asyncio.get_running_loop().run_in_executor(threads or self._threads, work)
         try:
             return await asyncio.shield(job)
         except asyncio.CancelledError:
@@ -114,25 +123,25 @@ class Shells:
         await self.thread(lambda: shutil.rmtree(self._settings.shells_dir / name, True))
 
     async def attach(
-        self, warm: WarmShell, layers: Sequence[Layer], upper: Upper, limits: Limits, hostname: str
+        self, warm: WarmShell, root: Root, limits: Limits, hostname: str
     ) -> dict[str, str]:
         """Gives the shell its root and its limits; returns what enforces them."""
-        return await self.thread(lambda: self._attach(warm, layers, upper, limits, hostname))
+        return await self.thread(lambda: self._attach(warm, root, limits, hostname))
 
     def _attach(
-        self, warm: WarmShell, layers: Sequence[Layer], upper: Upper, limits: Limits, hostname: str
+        self, warm: WarmShell, wanted: Root, limits: Limits, hostname: str
     ) -> dict[str, str]:
-        upper.make()
+        wanted.upper.make()
         enforced = self._cgroups.limit(warm.groups, limits)
-        root = compose(self._mounts, layers, upper)
+        root = compose(self._mounts, wanted.layers, wanted.upper, above=wanted.above)
         try:
             self._enter(warm.shell, root, hostname)
         finally:
             os.close(root)
-        found = lower_count(warm.shell.pid)
-        if found != len(layers):
+        found, asked = lower_count(warm.shell.pid), len(wanted.layers) + len(wanted.above)
+        if found != asked:
             raise Unavailable(
-                f"the root has {found} of {len(layers)} layers", field="layers", cause="image"
+                f"the root has {found} of {asked} layers", field="layers", cause="image"
             )
         return enforced
 

@@ -16,13 +16,14 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from services.edge.drivers.base import (
     BackendReport,
+    Counters,
     ExecIO,
     ExecOutcome,
     ExecSpec,
@@ -312,6 +313,10 @@ class FakeDriver(EchoPorts):
     async def usage(self, handle: Handle) -> Usage:
         live = self._alive(handle)
         return Usage(disk_bytes=live.state.tree.size(), pids=1 + len(live.commands))
+
+    async def counters(self, handles: Sequence[Handle]) -> list[Counters]:
+        live = [self._live.get(handle.uid) for handle in handles]
+        return [Counters(disk_bytes=one.state.tree.size() if one else 0) for one in live]
 
     # -- files ------------------------------------------------------------------------
 

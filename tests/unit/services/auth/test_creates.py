@@ -91,3 +91,18 @@ def test_count_goes_with_one_spec() -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(GOOD, GOOD, count=2)
     assert caught.value.field == "count"
+
+
+def test_a_fork_has_one_spec_that_names_its_source() -> None:
+    source = "01k2h7v8n0abcdefghjkmnpqrs"
+
+    def fork(*specs: dict[str, Any]) -> creates.Create:
+        body = {"request_id": ids.new(), "specs": list(specs), "count": 3}
+        return creates.read("p", "who", json.dumps(body).encode(), fork=True)
+
+    made = fork({**GOOD, "source": source, "node": "where-it-was"})
+    assert [made.specs[i].source for i in made.spec_of] == [source] * 3
+    assert {e.field for e in fork(GOOD).refused.values()} == {"source"}
+    with pytest.raises(InvalidRequest) as refused:
+        fork({**GOOD, "source": source}, {**OTHER, "source": source})
+    assert refused.value.field == "specs"

@@ -47,6 +47,8 @@ IMAGE = {"container_image": "py:3.11"}
         ({**IMAGE, "network_rules": {"pypi": "yes"}}, "invalid_request", "network_rules"),
         ({**IMAGE, "env": {"A=B": "x"}}, "invalid_request", "env"),
         ({"layers": ["ok", ""]}, "invalid_request", "layers[1]"),
+        ({**IMAGE, "source": "01k2h7v8n0abcdefghjkmnpqrs"}, "invalid_request", "source"),
+        ({**IMAGE, "node": "n1"}, "unsupported", "node"),
         ({**IMAGE, "require": ["teleport"]}, "unsupported", "require"),
         ({**IMAGE, "policy": {"network": {"pypi": True}}}, "unsupported", "policy.network.pypi"),
         ({**IMAGE, "policy": {"stages": {"grade": {}}}}, "unsupported", "policy.stages.grade"),

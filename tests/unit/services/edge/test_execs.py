@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,11 @@ class Edge:
         assert self.execs._claims is not None
         return self.execs._claims.found()
 
+    async def begin(
+        self, op_id: str = OP, hash_: bytes = HASH, at: float = 1.0, **more: Any
+    ) -> ExecRow | None:
+        return await self.execs.begin(UID, op_id, lambda: Claim(UID, op_id, hash_, at, **more))
+
     async def close(self) -> None:
         await self.journal.close()
         self.execs.close()
@@ -50,23 +56,23 @@ async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
 
 
 async def test_an_intent_is_there_before_it_is_committed_and_has_no_slot_after(edge: Edge) -> None:
-    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    assert await edge.begin() is None
     assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
-    assert await edge.execs.begin(UID, OP, b"g" * 32, 2.0) == ExecRow(HASH, None)
+    assert await edge.begin(OP, b"g" * 32, 2.0) == ExecRow(HASH, None)
     await edge.journal.check()
     assert edge.slots == []
-    assert await edge.execs.begin(UID, OP, HASH, 3.0) == ExecRow(HASH, None)
-    edge.journal.post(edge.execs.ended(UID, OP, b"reply"))
+    assert await edge.begin(OP, HASH, 3.0) == ExecRow(HASH, None)
+    edge.journal.post(edge.execs.ended(UID, OP, b"reply", 5.0))
     assert await edge.execs.find(UID, OP) == ExecRow(HASH, b"reply")
 
 
 async def test_what_did_not_run_may_begin_again(edge: Edge) -> None:
     for at in (1.0, 2.0):
-        assert await edge.execs.begin(UID, OP, HASH, at) is None
-        edge.journal.post(edge.execs.dropped(UID, OP))
+        assert await edge.begin(OP, HASH, at) is None
+        edge.journal.post(edge.execs.dropped(UID, OP, b"refused", 5.0))
         assert edge.slots == []
     assert await edge.execs.find(UID, OP) is None
-    assert await edge.execs.begin(UID, OP, HASH, 3.0) is None
+    assert await edge.begin(OP, HASH, 3.0) is None
 
 
 async def test_more_intents_than_slots_wait_for_their_commit(
@@ -76,7 +82,7 @@ async def test_more_intents_than_slots_wait_for_their_commit(
     edge = Edge(tmp_path)
     names = [ids.derived(str(n)) for n in range(5)]
     for number, op_id in enumerate(names):
-        assert await edge.execs.begin(UID, op_id, HASH, float(number)) is None
+        assert await edge.begin(op_id, HASH, float(number)) is None
         assert len(edge.slots) <= 2
     await edge.journal.check()
     assert edge.slots == []
@@ -93,9 +99,9 @@ from shared import ids
 async def main():
     edge = Edge(Path(sys.argv[1]))
     other = ids.derived("dropped")
-    assert await edge.execs.begin(UID, other, HASH, 1.0) is None
-    edge.journal.post(edge.execs.dropped(UID, other))
-    assert await edge.execs.begin(UID, OP, HASH, 2.0) is None
+    assert await edge.begin(other, HASH, 1.0) is None
+    edge.journal.post(edge.execs.dropped(UID, other, b"refused", 5.0))
+    assert await edge.begin(OP, HASH, 2.0) is None
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -114,7 +120,7 @@ async def test_an_intent_outlives_a_kill_right_after_it(tmp_path: Path) -> None:
     before.close()
     edge = Edge(tmp_path)
     assert edge.slots == []
-    assert await edge.execs.begin(UID, OP, HASH, 3.0) == ExecRow(HASH, None)
+    assert await edge.begin(OP, HASH, 3.0) == ExecRow(HASH, None)
     assert await edge.execs.find(UID, ids.derived("dropped")) is None
     await edge.close()
 
@@ -123,7 +129,7 @@ async def test_a_failed_commit_keeps_the_slot(edge: Edge) -> None:
     trigger = "create trigger no before insert on exec begin select raise(abort, 'no'); end"
     edge.journal.post((trigger, ()))
     await edge.journal.check()
-    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    assert await edge.begin() is None
     await edge.journal.check()
     assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
 
@@ -156,6 +162,6 @@ async def test_without_room_for_the_slots_every_intent_waits(
     monkeypatch.setattr(claims, "_fill", full)
     edge = Edge(tmp_path)
     assert "waits for the journal" in caplog.text
-    assert await edge.execs.begin(UID, OP, HASH, 1.0) is None
+    assert await edge.begin() is None
     assert records.find_exec(edge.journal.reader(), UID, OP) == ExecRow(HASH, None)
     await edge.close()

@@ -15,10 +15,12 @@ import pytest
 
 from schemas.sandbox import EdgeOpItem, Observation, ResolvedSpec, SandboxSpec, StartItem
 from services.edge import records
+from services.edge.claims import Claim
 from services.edge.drivers.base import Handle
 from services.edge.journal import Journal
 from services.edge.records import Accepted, SandboxRow
 from services.edge.rules import Times
+from shared import ids
 from shared.errors import Internal, Unavailable
 
 REPOSITORY = Path(__file__).parents[4]
@@ -100,14 +102,15 @@ async def test_jobs_are_done_in_the_order_they_came(tmp_path: Path) -> None:
 async def test_the_first_intent_of_an_operation_stays(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j.db")
     journal.start()
-    assert await journal.run(lambda db: records.begin_exec(db, UID, "op", b"h1", 1.0)) is None
-    known = await journal.run(lambda db: records.begin_exec(db, UID, "op", b"h2", 2.0))
+    first, other = Claim(UID, "op", b"h1", 1.0), Claim(UID, "op", b"h2", 4.0)
+    assert await journal.run(lambda db: records.begin_exec(db, first)) is None
+    known = await journal.run(lambda db: records.begin_exec(db, Claim(UID, "op", b"h2", 2.0)))
     assert known == records.ExecRow(b"h1", None)
-    await journal.write(records.exec_ended(UID, "op", b"reply"))
-    known = await journal.run(lambda db: records.begin_exec(db, UID, "op", b"h1", 3.0))
+    await journal.write(records.exec_ended(UID, "op", b"reply", 2.0))
+    known = await journal.run(lambda db: records.begin_exec(db, Claim(UID, "op", b"h1", 3.0)))
     assert known == records.ExecRow(b"h1", b"reply")
-    await journal.write(records.exec_dropped(UID, "op"))
-    assert await journal.run(lambda db: records.begin_exec(db, UID, "op", b"h2", 4.0)) is None
+    await journal.write(records.exec_dropped(UID, "op", b"refused", 3.0))
+    assert await journal.run(lambda db: records.begin_exec(db, other)) is None
     await journal.close()
 
 
@@ -121,7 +124,7 @@ async def test_old_and_surplus_rows_are_pruned(
     await journal.write(
         records.bury(observation(1, at=now - records.TOMBSTONE_S - 1)),
         records.bury(observation(2, at=now - 1)),
-        *(records.exec_begun(UID, str(n), b"", now - n) for n in range(30)),
+        *(records.exec_begun(Claim(UID, str(n), b"", now - n)) for n in range(30)),
         *records.prune(now),
     )
     tombs = await journal.run(lambda db: records.find_tombstones(db, [uid(1), uid(2)]))
@@ -134,6 +137,7 @@ async def test_old_and_surplus_rows_are_pruned(
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
+from services.edge.claims import Claim
 from services.edge.journal import Journal
 from tests.unit.services.edge.test_journal import row
 from services.edge import records
@@ -201,3 +205,36 @@ def test_a_journal_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     db = sqlite3.connect(path)
     assert db.execute("select value from meta").fetchone() == ("99",)
     db.close()
+
+
+OLD = """
+create table meta (key text primary key, value text not null) without rowid;
+create table sandbox (
+    uid text primary key, generation integer not null, accepted blob not null,
+    handle text, epoch integer not null default 0, started_at real,
+    idle_s real, deadline_s real, paused integer not null default 0
+) without rowid;
+create table exec (
+    uid text not null, op_id text not null, hash blob not null, at real not null, reply blob,
+    primary key (uid, op_id)
+) without rowid;
+insert into meta values ('version', '1');
+"""
+
+
+async def test_a_journal_of_the_first_version_is_read_on(tmp_path: Path) -> None:
+    before = sqlite3.connect(tmp_path / "j.db")
+    before.executescript(OLD)
+    before.execute("insert into exec values (?, 'old', 'h', 1.0, 'reply')", (UID,))
+    before.commit()
+    before.close()
+    for _ in range(2):
+        journal = Journal(tmp_path / "j.db")
+        journal.start()
+        found = await journal.run(lambda db: records.find_exec(db, UID, "old"))
+        assert found is not None and found.seq == 0
+        claim = Claim(UID, ids.new(), b"h", 2.0, 5, b"{}")
+        assert await journal.run(lambda db, c=claim: records.begin_exec(db, c)) is None  # type: ignore[misc]
+        untold = await journal.run(lambda db: list(records.untold(db)))
+        assert {row[1] for row in untold} == {5}
+        await journal.close()

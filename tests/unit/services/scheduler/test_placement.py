@@ -196,3 +196,12 @@ def test_the_overlay_holds_a_placement_until_a_later_snapshot() -> None:
     assert overlay.snapshot(begun_at=5.1) == {"a": (1.0, 10, 1), "b": (2.0, 20, 2)}
     overlay.abort(2)
     assert overlay.snapshot(begun_at=6.0) == {}
+
+
+def test_a_branch_goes_where_its_source_is_or_nowhere() -> None:
+    nodes = [node("n1"), node("n2")]
+    need = need_of(SandboxSpec(backend="fake", source="0" * 26, node="n2"))
+    placed = place_batch(asks(5, need), nodes, random.Random(1))
+    assert set(placed.nodes.values()) == {"n2"}
+    placed = place_batch(asks(1, need), [node("n1")], random.Random(1))
+    assert "its source is on n2" in next(iter(placed.failed.values())).error.message

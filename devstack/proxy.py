@@ -1,4 +1,4 @@
-"""A TCP proxy that a test makes fail: away, hanging, slow, cutting now and then."""
+"""A TCP proxy that is made to fail: away, hanging, deaf, slow, cutting now and then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Proxy:
 
     def __init__(self, target: int) -> None:
         self._target = target
-        self.mode: Literal["open", "away", "hang"] = "open"
+        self.mode: Literal["open", "away", "hang", "deaf"] = "open"
+        """``deaf``: what the server sends is lost; end the connections afterwards."""
         self.delay_s = 0.0
         self.cut_every = 0
         """Every so manieth connection is cut inside its answer."""
@@ -76,6 +77,8 @@ class Proxy:
                     time.sleep(0.02)
                 if not data or self.mode == "away":
                     return
+                if end is server and self.mode == "deaf":
+                    continue
                 if end is client and self.delay_s:
                     time.sleep(self.delay_s)
                 if end is server and self.cut_every and number % self.cut_every == 0:

@@ -1,0 +1,167 @@
+"""Reading a sandbox's trajectory log, wherever it is.
+
+Owns: that the records come in order, each once, from its node while that answers and from
+the services for what the node does not have; gaps. Does not own: what a record means to a
+user (:mod:`libdsec.trajectory`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from libdsec import _ids
+from libdsec._core import TERMINAL
+from libdsec._held import Held
+from libdsec._wire import (
+    TRAJECTORY_PAGE,
+    TrajectoryPage,
+    TrajectoryQuery,
+    TrajectoryRecord,
+    TrajectoryRequest,
+)
+from libdsec.errors import Forbidden, NotFound, SandboxDied, Unavailable, from_wire
+
+NODE_S = 10.0
+"""A node that does not say what it has for so long is not waited for: the services are
+asked."""
+NOT_BEGUN = ("unavailable", "capacity_exhausted")
+"""Errors of operations that did not begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record, or ``missing`` numbers from ``seq`` on without one. ``held``: its node has
+    it, and knows the operation if it is asked for again."""
+
+    seq: int
+    record: TrajectoryRecord | None = None
+    held: bool = False
+    missing: int = 0
+
+
+async def entries(sandbox: Held) -> AsyncIterator[Entry]:
+    """All there is, oldest first. Raises ``Forbidden``, ``Unavailable``."""
+    seen = 0
+    page = await _node_page(sandbox, 0)
+    if page is None or _begins(page) > 1:
+        end = None if page is None else _begins(page)
+        async for record in _of_services(sandbox):
+            if end is not None and record.seq >= end:
+                break
+            for entry in _next(seen, record, held=False):
+                yield entry
+            seen = record.seq
+    while page is not None:
+        for record in page.records:
+            for entry in _next(seen, record, held=True):
+                yield entry
+            seen = record.seq
+        if not page.more:
+            if page.last > seen:
+                yield Entry(seen + 1, missing=page.last - seen)
+            return
+        page = await _node_page(sandbox, seen)
+        if page is None:
+            raise Unavailable("the sandbox's node stopped answering", retryable=True)
+
+
+def _begins(page: TrajectoryPage) -> int:
+    return page.records[0].seq if page.records else page.last + 1
+
+
+def _next(seen: int, record: TrajectoryRecord, *, held: bool) -> list[Entry]:
+    found = [Entry(record.seq, record, held)]
+    if record.seq > seen + 1:
+        found.insert(0, Entry(seen + 1, missing=record.seq - seen - 1))
+    return found
+
+
+async def _node_page(sandbox: Held, after: int) -> TrajectoryPage | None:
+    """What the sandbox's node has, ``None`` where there is nobody to ask."""
+    if sandbox.state in TERMINAL:
+        return None
+    try:
+        async with asyncio.timeout(NODE_S):
+            request = TrajectoryRequest(op_id=_ids.new(), after=after)
+            operation = await sandbox._start("trajectory", request, TrajectoryPage)
+            try:
+                page = await operation.final()
+            finally:
+                operation.abandon()
+        if page.error is not None:
+            raise from_wire(page.error)
+        return page
+    except Forbidden:
+        raise
+    except (NotFound, SandboxDied, Unavailable, TimeoutError):
+        return None
+
+
+async def _of_services(sandbox: Held) -> AsyncIterator[TrajectoryRecord]:
+    if sandbox._node is None:
+        dead = await sandbox._verdict()  # where it is, too
+        if isinstance(dead, NotFound):
+            raise dead
+    if sandbox._node is None:
+        return  # it never had a node
+    calls = sandbox._core.calls
+    subject = calls.get_subject(sandbox.project, "sandbox", "trajectory")
+    after = 0
+    while True:
+        query = TrajectoryQuery(
+            uid=sandbox.uid, node=sandbox._node, after=after, limit=TRAJECTORY_PAGE
+        )
+        page = await calls.read(subject, query, TrajectoryPage)
+        for record in page.records:
+            yield record
+        if not page.more:
+            return
+        after = page.records[-1].seq
+
+
+def did_not_begin(record: TrajectoryRecord) -> bool:
+    """Whether the operation was refused before it began."""
+    error = (record.reply or {}).get("error") or {}
+    return error.get("code") in NOT_BEGUN
+
+
+class Log:
+    """The records of places in scripts, by lane and step and by operation. Read once, when
+    it is first asked."""
+
+    def __init__(self, sandbox: Held) -> None:
+        self._sandbox = sandbox
+        self._places: dict[tuple[str, int], Entry] = {}
+        self._operations: dict[str, Entry] = {}
+        self._read = False
+        self._reading = asyncio.Lock()
+
+    async def read(self) -> None:
+        """Reads it, unless that was done. Raises as :func:`entries`."""
+        if self._read:
+            return
+        async with self._reading:
+            if self._read:
+                return
+            async for entry in entries(self._sandbox):
+                record = entry.record
+                if record is None or record.lane is None or did_not_begin(record):
+                    continue
+                self._operations[record.op_id] = entry
+                if record.step is not None:
+                    self._places[record.lane, record.step] = entry
+            self._read = True
+
+    def at(self, lane: str, step: int) -> Entry | None:
+        """What is recorded at a place."""
+        return self._places.get((lane, step))
+
+    def operation(self, op_id: str) -> Entry | None:
+        """What is recorded of an operation."""
+        return self._operations.get(op_id)
+
+    def count(self, lane: str) -> int:
+        """How many places of a lane have a record."""
+        return sum(1 for name, _ in self._places if name == lane)

@@ -1,0 +1,85 @@
+"""Messages of the trajectory log: what was done in a sandbox, in which order, how it ended.
+
+An edge writes a record of every operation that changes a sandbox, and of every one that
+carries a place in a script (``lane`` and ``step``): the intent before, the result after.
+Records are numbered without a hole in each sandbox (``seq``), over restarts of the edge.
+They are asked for at the edge while the sandbox lives (the exec verb ``trajectory``), and
+of the services for ever after (``dsec.get.v1.<project>.sandbox.trajectory``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from schemas.base import Message, Token, Uid, UnixTime, Versioned, WireError
+from schemas.exec import Lane, OpId, Step
+
+TRAJECTORY_PAGE = 500
+"""Records of a page at most."""
+TRAJECTORY_PAGE_BYTES = 1024 * 1024
+"""A page is full with this much."""
+
+Seq = Annotated[int, Meta(ge=0)]
+PageSize = Annotated[int, Meta(ge=1, le=TRAJECTORY_PAGE)]
+
+
+class TrajectoryRecord(Message, frozen=True):
+    """One operation. ``request`` and ``reply`` are those of its exec verb, as they were
+    sent; a request of ``cut`` bytes was too large to be kept. Without ``ended_at`` its
+    end is not known: it runs, or nobody saw its end. ``at`` is no later, and
+    ``ended_at`` no earlier, than the times that files carry which it changed. A reply with
+    the error ``unavailable`` or ``capacity_exhausted`` says that it did not begin."""
+
+    uid: Uid
+    project: str
+    seq: Seq
+    op_id: OpId
+    verb: str
+    principal: str
+    at: UnixTime
+    lane: Lane | None = None
+    step: Step | None = None
+    request: dict[str, Any] | None = None
+    cut: int = 0
+    ended_at: UnixTime | None = None
+    reply: dict[str, Any] | None = None
+
+
+class TrajectoryRecords(Versioned, frozen=True):
+    """edge → audit, ``dsec.trj.v1.<node>``: new records, and known ones that ended."""
+
+    node: Token
+    records: list[TrajectoryRecord]
+
+
+class TrajectoryRequest(Versioned, frozen=True):
+    """verb ``trajectory`` at the edge: records after number ``after``, in order."""
+
+    op_id: OpId
+    after: Seq = 0
+    limit: PageSize = TRAJECTORY_PAGE
+
+
+class TrajectoryQuery(Versioned, frozen=True):
+    """``get sandbox.trajectory``: as :class:`TrajectoryRequest`, of what ``node`` has told
+    of the sandbox. auth sets ``project``."""
+
+    uid: Uid
+    node: Token
+    after: Seq = 0
+    limit: PageSize = TRAJECTORY_PAGE
+    project: str | None = None
+
+
+class TrajectoryPage(Versioned, frozen=True):
+    """Records in order. ``more``: there are records after the last one. Of an edge:
+    ``last`` is the highest number there is. Numbers that are missing between are lost, or
+    no longer kept."""
+
+    records: list[TrajectoryRecord] = []
+    more: bool = False
+    last: Seq = 0
+    op_id: OpId | None = None
+    error: WireError | None = None

@@ -1,0 +1,91 @@
+"""What follows a finding: which response, and the request that carries it out. Pure.
+
+Owns: the operator's table of responses, and the form of what is asked. Does not own: doing
+it. A response is a request like any trainer's, through the same door: checked, recorded
+and carried out like that, under audit's own name.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from schemas.audit import Finding, Response, Severity
+from schemas.base import WireError, encode
+from schemas.sandbox import SandboxOpRequest
+from schemas.subjects import req
+from shared import ids
+from shared.bus import Outgoing
+from shared.errors import InvalidRequest, Unsupported
+from shared.wire import to_wire
+
+PRINCIPAL = "audit"
+CAUSE = "policy_violation"
+VERBS: dict[Response, str] = {"freeze": "pause", "kill": "stop"}
+"""Responses that are carried out, and the verb that does it."""
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``do`` for findings of a project and rule (shell patterns), of some severities
+    (all), of at least some confidence."""
+
+    do: Response
+    project: str = "*"
+    rule: str = "*"
+    severity: list[Severity] = []
+    confidence: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    response: list[Choice] = []
+
+
+def read(text: str) -> list[Choice]:
+    """The operator's table, the first that fits counts. Raises ``InvalidRequest``."""
+    try:
+        return msgspec.convert(tomllib.loads(text), _File).response
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as exc:
+        raise InvalidRequest(f"responses: {exc}", field="audit_responses") from exc
+
+
+def choose(finding: Finding, choices: Sequence[Choice]) -> Response:
+    """The operator's choice, else that of the rule."""
+    for choice in choices:
+        if (
+            fnmatch.fnmatchcase(finding.project, choice.project)
+            and fnmatch.fnmatchcase(finding.rule, choice.rule)
+            and (not choice.severity or finding.severity in choice.severity)
+            and finding.confidence >= choice.confidence
+        ):
+            return choice.do
+    return finding.response
+
+
+def decide(finding: Finding, choices: Sequence[Choice]) -> tuple[Finding, Outgoing | None]:
+    """The finding as it is told, and the request that answers it. A response that cannot
+    be carried out is told as refused: nobody must take it for done."""
+    response = choose(finding, choices)
+    finding = msgspec.structs.replace(finding, response=response)
+    if response == "alert":
+        return finding, None
+    verb, why = VERBS.get(response), ""
+    if finding.uid is None:
+        why = "the finding is about no sandbox"
+    elif verb is None:
+        why = f"nothing here can {response} a sandbox"
+    if why or verb is None or finding.uid is None:
+        return msgspec.structs.replace(finding, refused=_refused(why)), None
+    request = SandboxOpRequest(
+        request_id=ids.derived(f"{finding.id}/{response}"), uids=[finding.uid], cause=CAUSE
+    )
+    subject = req(finding.project, "sandbox", verb, PRINCIPAL)
+    return finding, Outgoing(subject, encode(request))
+
+
+def _refused(why: str) -> WireError:
+    return to_wire(Unsupported(why, field="response"))

@@ -1,0 +1,137 @@
+"""The trajectory log of all sandboxes: what edges told, kept after node and sandbox.
+
+Owns: its tables' SQL, what is kept of it and how long. Does not own: the record of verbs
+(:mod:`services.audit.store`), which is kept for ever and holds no payloads.
+
+A row is of the node that told it, as the bus knows that node: a captured edge can say
+nothing of another one's sandboxes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import text
+
+from schemas.base import decode
+from schemas.trajectory import TRAJECTORY_PAGE_BYTES, TrajectoryQuery
+from shared.bus import Incoming
+from shared.consumer import Received
+from shared.db import Database
+from shared.errors import InvalidRequest
+from shared.periodic import portions
+from shared.trajectory import Page, Record, Records
+
+HOUR_S = 3_600
+PORTION = 2_000
+"""Rows deleted by one statement."""
+
+_COLUMNS = {
+    "node": "text", "uid": "text", "seq": "bigint", "project": "text", "op_id": "text",
+    "verb": "text", "principal": "text", "at": "double precision", "lane": "text",
+    "step": "bigint", "cut": "bigint", "ended_at": "double precision", "hour": "integer",
+    "request": "bytea", "reply": "bytea",
+}  # fmt: skip
+_APPEND = text(
+    f"insert into trajectory ({', '.join(_COLUMNS)}) select * from unnest("
+    + ", ".join(f"cast(:{name} as {kind}[])" for name, kind in _COLUMNS.items())
+    + ") on conflict (node, uid, seq) do update "
+    "set ended_at = excluded.ended_at, reply = excluded.reply "
+    "where trajectory.ended_at is null and excluded.ended_at is not null"
+)
+_COUNT = text(
+    "insert into trajectory_hour (hour, bytes) values (:hour, :bytes) "
+    "on conflict (hour) do update set bytes = trajectory_hour.bytes + excluded.bytes"
+)
+_PAGE = text(
+    "with found as (select *, octet_length(request) + octet_length(reply) + 300 as size "
+    "from trajectory where node = :node and uid = :uid and project = :project "
+    "and seq > :after order by seq limit :n), "
+    "sums as (select *, sum(size) over (order by seq) - size as before, "
+    "count(*) over () as there from found) "
+    "select uid, project, seq, op_id, verb, principal, at, lane, step, request, cut, "
+    "ended_at, reply, there from sums where before < :bytes order by seq"
+)
+_FIELDS = Record.__struct_fields__
+_DUE = text(
+    "select hour from (select hour, sum(bytes) over (order by hour desc) as newer "
+    "from trajectory_hour) t where hour < :oldest or newer > :most order by hour"
+)
+_FORGET = text(
+    "delete from trajectory where (node, uid, seq) in "
+    "(select node, uid, seq from trajectory where hour = :hour limit :n)"
+)
+_FORGOTTEN = text("delete from trajectory_hour where hour = :hour")
+
+
+class Trajectories:
+    """``keep_s``: how long records are kept at least where ``max_bytes`` allow it; the
+    oldest hours go first."""
+
+    def __init__(self, db: Database, *, keep_s: float, max_bytes: int) -> None:
+        self._db = db
+        self._keep_s = keep_s
+        self._max_bytes = max_bytes
+
+    async def told(self, batch: Sequence[Received]) -> None:
+        """``dsec.trj.v1.<node>``: new records and results. Repeated ones are harmless."""
+        rows: dict[tuple[str, str, int], Record] = {}
+        for item in batch:
+            node = item.subject.rpartition(".")[2]
+            for record in decode(item.data, Records).records:
+                key = (node, record.uid, record.seq)
+                if key not in rows or rows[key].ended_at is None:
+                    rows[key] = record
+        if not rows:
+            return
+        hour = int(time.time() // HOUR_S)
+        columns = {name: [getattr(r, name, None) for r in rows.values()] for name in _COLUMNS}
+        columns["node"] = [node for node, _, _ in rows]
+        columns["hour"] = [hour] * len(rows)
+        for name in ("request", "reply"):
+            columns[name] = [bytes(getattr(r, name)) for r in rows.values()]
+        size = sum(record.size for record in rows.values())
+        async with self._db.transaction() as connection:
+            await connection.execute(_APPEND, columns)
+            await connection.execute(_COUNT, {"hour": hour, "bytes": size})
+
+    async def page(self, query: TrajectoryQuery, _: Incoming) -> Page:
+        """Answers ``audit.trajectory``. The asker says which project may be seen."""
+        if query.project is None:
+            raise InvalidRequest("a trajectory's project must be named", field="project")
+        params = {
+            "node": query.node, "uid": query.uid, "project": query.project,
+            "after": query.after, "n": query.limit + 1, "bytes": TRAJECTORY_PAGE_BYTES,
+        }  # fmt: skip
+        async with self._db.transaction() as connection:
+            found = (await connection.execute(_PAGE, params)).all()
+        records = [_record(row._mapping) for row in found[: query.limit]]
+        return Page(records=records, more=bool(found) and found[0].there > len(records))
+
+    async def forget(self) -> int:
+        """Deletes what is too old or too much; returns how many rows."""
+        params = {"oldest": int((time.time() - self._keep_s) // HOUR_S), "most": self._max_bytes}
+        async with self._db.transaction() as connection:
+            due = (await connection.execute(_DUE, params)).scalars().all()
+        return sum([await self._forget(hour) for hour in due])
+
+    async def _forget(self, hour: int) -> int:
+        async def portion() -> int:
+            async with self._db.transaction() as connection:
+                params = {"hour": hour, "n": PORTION}
+                return int((await connection.execute(_FORGET, params)).rowcount)
+
+        gone = await portions(portion, size=PORTION, most=1_000_000)
+        async with self._db.transaction() as connection:
+            await connection.execute(_FORGOTTEN, {"hour": hour})
+        return gone
+
+
+def _record(row: Any) -> Record:
+    values = {name: row[name] for name in _FIELDS}
+    for name in ("request", "reply"):
+        values[name] = msgspec.Raw(values[name])
+    return Record(**values)

@@ -1,0 +1,63 @@
+"""What an operation's end is to its client, and to whoever asks again.
+
+Owns: typed errors of ends, the reply that is kept. Does not own: sending it (door).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from schemas.base import encode
+from schemas.exec import ExecReply, FileReply
+from services.edge.actor import Sandbox
+from services.edge.operation import Operation
+from services.edge.records import ExecRow
+from services.edge.verbs import Verb
+from shared import lifecycle
+from shared.errors import CapacityExhausted, DsecError, Internal, SandboxDied, Unavailable
+
+
+def death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
+    """What the command saw, named by what the edge knows of the sandbox's end."""
+    if sandbox.ending is not None:
+        return sandbox.ending.death()
+    if error.cause is not None:
+        error.is_infra = lifecycle.is_infra(error.cause)
+    return error
+
+
+def did_not_begin(error: DsecError | None) -> bool:
+    """Whether the same operation may be tried again."""
+    return isinstance(error, Unavailable | CapacityExhausted)
+
+
+async def repeated(row: ExecRow, op: Operation, sandbox: Sandbox, verb: Verb, request: Any) -> Any:
+    """The answer to an operation that is in the journal: its reply, or that of the
+    command that goes on in the sandbox."""
+    if row.reply is not None:
+        return msgspec.json.decode(row.reply, type=verb.reply)
+    reply = await verb.resume(sandbox, request, op) if verb.resume else None
+    if reply is None:
+        raise Internal(
+            "the edge restarted while this operation ran: its outcome is unknown",
+            cause="runtime", details={"outcome": "unknown"},
+        )  # fmt: skip
+    return reply
+
+
+def recorded(op: Operation, reply: Any, final: bytes) -> bytes:
+    """What is kept and answered to a repetition: output that went out in frames as far as
+    the trajectory log keeps it, what it does not keep counts as dropped."""
+    if not any(op.streamed.values()):
+        return final
+    out, err = op.logged.kept("stdout"), op.logged.kept("stderr")
+    missing = op.streamed["o"] - len(out), op.streamed["e"] - len(err)
+    if isinstance(reply, ExecReply):
+        dropped = reply.truncated[0] + max(missing[0], 0), reply.truncated[1] + max(missing[1], 0)
+        kept = msgspec.structs.replace(reply, stdout=out, stderr=err, truncated=dropped)
+        return encode(kept)
+    if isinstance(reply, FileReply) and reply.error is None and missing[0] == 0:
+        return encode(msgspec.structs.replace(reply, data=out))
+    return final

@@ -1,0 +1,78 @@
+"""What follows a finding is the operator's choice, and asked for like anything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import json
+
+from schemas.audit import Finding
+from services.audit.responses import PRINCIPAL, decide, read
+from shared.errors import InvalidRequest
+
+TABLE = """
+[[response]]
+rule = "extent_swap_*"
+do = "kill"
+
+[[response]]
+project = "exam-*"
+severity = ["high", "critical"]
+confidence = 0.8
+do = "freeze"
+"""
+
+
+def finding(**facts: Any) -> Finding:
+    values = {
+        "id": "f1", "at": 1.0, "project": "p1", "severity": "high", "rule": "fork_bomb",
+        "explanation": "x", "uid": "01jd0000000000000000000000", **facts,
+    }  # fmt: skip
+    return Finding(**values)
+
+
+@pytest.mark.parametrize(
+    ("facts", "verb"),
+    [
+        ({}, None),
+        ({"rule": "extent_swap_ioctl"}, "stop"),
+        ({"project": "exam-7"}, "pause"),
+        ({"project": "exam-7", "severity": "low"}, None),
+        ({"project": "exam-7", "confidence": 0.5}, None),
+    ],
+)
+def test_the_first_choice_that_fits_counts(facts: dict[str, Any], verb: str | None) -> None:
+    told, request = decide(finding(**facts), read(TABLE))
+    assert told.refused is None
+    if verb is None:
+        assert (told.response, request) == ("alert", None)
+        return
+    assert request is not None
+    assert request.subject == f"dsec.req.v1.{told.project}.sandbox.{verb}.{PRINCIPAL}"
+    body = json.decode(request.data)
+    assert (body["uids"], body["cause"]) == ([told.uid], "policy_violation")
+
+
+def test_the_same_finding_asks_for_the_same_thing() -> None:
+    table = read(TABLE)
+    once, again = (decide(finding(rule="extent_swap_x"), table)[1] for _ in range(2))
+    assert once == again
+
+
+@pytest.mark.parametrize("do", ["tighten", "quarantine"])
+def test_what_cannot_be_done_is_told_as_refused(do: str) -> None:
+    told, request = decide(finding(response=do), [])
+    assert request is None
+    assert told.response == do
+    assert told.refused is not None
+    assert told.refused.code == "unsupported"
+    told, request = decide(finding(response="kill", uid=None), [])
+    assert request is None
+    assert told.refused is not None
+
+
+@pytest.mark.parametrize("text", ["[[response]", '[[response]]\ndo = "shoot"', "[[response]]"])
+def test_a_wrong_table_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="responses"):
+        read(text)
