@@ -15,6 +15,7 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
     ),
     "sandbox.get": ("info",),
     "sandbox.trajectory": ("trajectory",),
+    "sandbox.set_policy": ("policy", "info"),
 }  # fmt: skip
 """Which exec verbs a grant opens."""
 

@@ -10,13 +10,11 @@ a mount, a device or a protection must not get a sandbox without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
 from schemas.base import BadMessage, WireError, decode
 from schemas.sandbox import SandboxSpec
+from shared import policies
 from shared.errors import DsecError, InvalidRequest, Unsupported
 from shared.wire import bad_message, to_wire
 
@@ -27,6 +25,7 @@ MAX_ENV_BYTES = 128 * 1024
 """Of names and values together: what the kernel takes for one exec, with room."""
 MAX_NETWORK_RULES = 1024
 MAX_REQUIRE = 64
+MAX_ROUTES = 16
 MAX_OPTIONS_BYTES = 64 * 1024
 
 IMAGELESS = frozenset({"fake", "fncall"})
@@ -34,9 +33,8 @@ IMAGELESS = frozenset({"fake", "fncall"})
 
 REQUIRABLE = frozenset(
     {
-        "exec", "files", "ports", "pause", "reclaim", "snapshot", "cpu_limit", "memory_limit",
-        "disk_limit",
-        "pids_limit", "network", "display",
+        "exec", "files", "ports", "routes", "pause", "reclaim", "snapshot", "cpu_limit",
+        "memory_limit", "disk_limit", "pids_limit", "network", "display",
     }
 )  # fmt: skip
 """Features of a backend that a spec may insist on; a node without one is passed over."""
@@ -110,10 +108,13 @@ def _sizes(spec: SandboxSpec) -> None:
         ("env", len(spec.env), MAX_ENV),
         ("network_rules", len(spec.network_rules), MAX_NETWORK_RULES),
         ("require", len(spec.require), MAX_REQUIRE),
+        ("routes", len(spec.routes), MAX_ROUTES),
     )
     for name, count, most in counts:
         if count > most:
             raise InvalidRequest(f"{name} has {count} entries, at most {most}", field=name)
+    if len(set(spec.routes.values())) < len(spec.routes):
+        raise InvalidRequest("each route has a port of its own", field="routes")
     size = sum(len(n.encode()) + len(v.encode()) for n, v in spec.env.items())
     if size > MAX_ENV_BYTES:
         raise InvalidRequest(f"env has {size} bytes, at most {MAX_ENV_BYTES}", field="env")
@@ -122,19 +123,10 @@ def _sizes(spec: SandboxSpec) -> None:
 
 
 def _features(spec: SandboxSpec) -> None:
-    strange = [name for name in spec.require if name not in REQUIRABLE]
+    strange = [
+        name for name in spec.require
+        if name not in REQUIRABLE and not policies.is_policy_part(name)
+    ]  # fmt: skip
     if strange:
         raise Unsupported(f"cannot be required: {', '.join(strange)}", field="require")
-    for piece in _pieces(spec.policy or {}):
-        raise Unsupported(f"{piece} has no enforcer", field=piece)
-
-
-def _pieces(policy: Mapping[str, Any]) -> list[str]:
-    """The parts of a policy document that ask for something, by dotted name."""
-    found = []
-    for name, part in policy.items():
-        if isinstance(part, Mapping):
-            found += [f"policy.{name}.{inner}" for inner in part]
-        elif part:
-            found.append(f"policy.{name}")
-    return found
+    policies.read(spec.policy, spec.network_rules, spec.require)

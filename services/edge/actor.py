@@ -1,9 +1,8 @@
 """One sandbox on this node: an actor that does one thing at a time.
 
 Owns: the order of driver calls for one sandbox, their deadlines, its time limits, the
-observations that follow. Does not own: which sandboxes there are (supervisor), what
-a command means (rules), commands inside (door), what is activity (activity), how it is
-paused (pauses).
+observations that follow. Does not own: which sandboxes there are (supervisor), what a
+command means (rules), commands inside (door), activity, pauses, repolicing.
 
 An *ending* (stop, death, time-out) is not queued behind anything: it interrupts
 whatever the actor does, a start included, and is the last thing it does. An ending is
@@ -19,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from schemas.exec import PolicyRequest
 from schemas.sandbox import EdgeOpItem, Observation, Observed
-from services.edge import records, rules
+from services.edge import records, repolicing, rules
 from services.edge.activity import Activity
 from services.edge.admission import Amount
 from services.edge.branches import captures
@@ -95,6 +95,7 @@ class Sandbox:
         )  # fmt: skip
         self._waking = Waking(lambda: self.operate("wake", None))
         self._context = context
+        self.repolicing = asyncio.Lock()
         self._queue: asyncio.Queue[tuple[str, EdgeOpItem | None]] = asyncio.Queue(MAX_QUEUED)
         self._found = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -156,6 +157,8 @@ class Sandbox:
     async def ready(self) -> Handle:
         """The handle of the running sandbox; a paused one is resumed first, once,
         however many ask. Raises ``SandboxDied`` or ``Unavailable``."""
+        if self.state == "running":
+            return self.present()
         await self.found()
         try:
             async with asyncio.timeout(READY_S):
@@ -178,6 +181,9 @@ class Sandbox:
         if self.handle is None:
             raise Unavailable("the sandbox is starting", retry_after_s=0.2)
         return self.handle
+
+    async def enforce(self, request: PolicyRequest) -> Handle:
+        return await repolicing.enforce(self, self._context, request)
 
     def observation(self, observed: Observed | None = None, **more: Any) -> Observation:
         """What is true now, at the present generation."""
@@ -223,8 +229,7 @@ class Sandbox:
         late = DeadlineExceeded("the sandbox did not start in time", cause="start_timeout")
         if left_s <= 0:
             raise late
-        loop = asyncio.get_running_loop()
-        tell = loop.call_later(TELL_STARTING_S, self._tell_starting)
+        tell = asyncio.get_running_loop().call_later(TELL_STARTING_S, self._tell_starting)
         try:
             self.handle = await self.fate.race(self._start_driver(), left_s)
         except TimeoutError:
@@ -278,8 +283,8 @@ class Sandbox:
 
     async def _now_live(self, observed: Observed | None, change: Change) -> None:
         self.activity.touch()
-        now: Observed = "paused" if self.pauses.standing == "paused" else "running"
-        await self._context.observer.emit([self.observation(observed or now)], change)
+        now = observed or ("paused" if self.pauses.standing == "paused" else "running")
+        await self._context.observer.emit([self.observation(now)], change)
         if self.ending is None:
             self._phase = "live"
             self._found.set()
@@ -351,9 +356,8 @@ class Sandbox:
 
     async def _tell(self, verb: str, error: DsecError | None) -> None:
         paused = self.pauses.standing == "paused"
-        observed: Observed = "paused" if paused else "resumed"
-        if verb == "set_timeout" and not paused:
-            observed = "running"
+        awake: Observed = "running" if verb == "set_timeout" else "resumed"
+        observed: Observed = "paused" if paused else awake
         row = records.state(self.uid, self.generation, paused=paused, times=self.time.times)
         observation = self.observation(observed, error=to_wire(error) if error else None)
         await self._context.observer.emit([observation], row, records.op_done(self.uid, verb))

@@ -21,6 +21,8 @@ from services.edge import probe
 from services.edge.door import COUNTED, Door
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver
+from services.edge.drivers.offers import offered
+from services.edge.drivers.policing import Enforcing
 from services.edge.excess import Excess
 from services.edge.execs import Execs
 from services.edge.handlers import Commands
@@ -31,9 +33,11 @@ from services.edge.layers.locate import locator
 from services.edge.layers.watch import Watch
 from services.edge.link import Link
 from services.edge.observer import Observer
+from services.edge.routes import Routes, parse
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
 from services.edge.trail import Trail
+from services.edge.violations import Teller
 from shared.blobs.opening import is_remote
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -64,23 +68,33 @@ class Edge:
             node=settings.node, epoch=self.epoch, link=self.link, journal=self.journal
         )
         self.trail = Trail(
-            node=settings.node, link=self.link, journal=self.journal, on=settings.trajectory,
-            output_bytes=settings.trajectory_output_bytes,
+            node=settings.node, link=self.link, journal=self.journal, execs=self.execs,
+            on=settings.trajectory, output_bytes=settings.trajectory_output_bytes,
             request_bytes=settings.trajectory_request_bytes,
         )  # fmt: skip
         layers = LayerService(settings.layers_path)
         self.watch = Watch(layers, node=settings.node, link=self.link)
         self.meter = probe.Meter(settings.state_path)
         limits = probe.limits(settings)
+        self.routes = Routes(
+            parse(settings.routes, bus=settings.nats_url), most=settings.connections_per_sandbox
+        )
+        self.violations = Teller(
+            node=settings.node, epoch=self.epoch, link=self.link, now=clock.now
+        )
+        made = drivers(settings)
+        for driver in made.values():
+            if (enforcing := offered(driver, Enforcing)) is not None:
+                enforcing.report_to(self.violations.tell)
         self.supervisor = Supervisor(
-            drivers(settings), journal=self.journal, observer=self.observer,
+            made, journal=self.journal, observer=self.observer,
             locator=locator(settings.store_url, layers), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
                 stop_timeout_s=settings.stop_timeout_s,
                 recover_timeout_s=settings.recover_timeout_s,
             ),
-            measured=lambda: self.meter.last,
+            measured=lambda: self.meter.last, added=self.routes.serve, routes=self.routes.known,
         )  # fmt: skip
         self.door = Door(
             self.supervisor, node=settings.node, link=self.link, execs=self.execs,
@@ -109,7 +123,7 @@ class Edge:
         if self.settings.health_port:
             await self.health.serve(self.settings.health_port)
         stopping = asyncio.ensure_future(stop.wait())
-        watching = asyncio.gather(self._watched(), self.excess.run())
+        watching = asyncio.gather(self._watched(), self.excess.run(), self.violations.run())
         try:
             while not stop.is_set():
                 connected = asyncio.ensure_future(self._connected())
@@ -123,6 +137,7 @@ class Edge:
             stopping.cancel()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+            await self.routes.close()
             await self.trail.close()
             await self.supervisor.close()
             self.execs.close()

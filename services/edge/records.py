@@ -153,6 +153,14 @@ def state(uid: str, generation: int, *, paused: bool, times: Times) -> Change:
     )
 
 
+def repoliced(uid: str, accepted: Accepted, handle: Handle) -> Change:
+    """Other rules are in force: a new edge process puts these into force again."""
+    return (
+        "update sandbox set accepted = ?, handle = ? where uid = ?",
+        (encode(accepted), _handle_text(handle), uid),
+    )
+
+
 def adopted(uid: str, generation: int) -> Change:
     """It goes on under a newer command."""
     return "update sandbox set generation = ? where uid = ?", (generation, uid)
@@ -191,6 +199,16 @@ def exec_begun(claim: Claim) -> Change:
     return (
         "insert or ignore into exec (uid, op_id, hash, at, seq, record) values (?,?,?,?,?,?)",
         values,
+    )
+
+
+def exec_whole(claim: Claim, reply: bytes, at: float) -> Change:
+    """An operation that has ended before its intent was written."""
+    values = (claim.uid, claim.op_id, claim.hash, claim.at, claim.seq, claim.body or None)
+    return (
+        "insert or ignore into exec (uid, op_id, hash, at, seq, record, reply, ended_at) "
+        "values (?,?,?,?,?,?,?,?)",
+        (*values, reply, at),
     )
 
 
@@ -352,6 +370,12 @@ def untold(db: sqlite3.Connection) -> Iterator[Told]:
     """Operations of which the services do not have all yet, oldest first, read as they are
     taken."""
     yield from db.execute(_RECORD + f"where seq > 0 and not {_TOLD} order by at, seq")
+
+
+def newest_execs(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Sandbox and id of the operations that are kept longest."""
+    query = "select uid, op_id from exec order by at desc limit ?"
+    return db.execute(query, (MAX_EXECS,)).fetchall()
 
 
 def _handle_text(handle: Handle) -> str:

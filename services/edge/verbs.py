@@ -24,8 +24,10 @@ from schemas.exec import (
     InfoRequest,
     PackReply,
     PackRequest,
+    PolicyReply,
+    PolicyRequest,
 )
-from services.edge import fileverbs, snapshots
+from services.edge import fileverbs, repolicing, snapshots
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
     ExecOutcome,
@@ -34,6 +36,7 @@ from services.edge.drivers.base import (
     Resumable,
 )  # fmt: skip
 from services.edge.drivers.offers import offered
+from services.edge.noted import noted
 from services.edge.operation import Operation
 from services.edge.ports import Connection, run_connect
 from shared.errors import InvalidRequest, SandboxDied, Unavailable
@@ -44,7 +47,7 @@ BACKSTOP_S = 10.0
 USAGE_S = 2.0
 LIVE = ("running", "pausing", "paused", "resuming")
 
-Reply = ExecReply | FileReply | InfoReply | ConnectReply | PackReply | Page
+Reply = ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | PackReply | Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ def check_exec(request: ExecRequest) -> None:
 async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> ExecReply:
     """Runs a command; see :class:`schemas.exec.ExecRequest`."""
     handle = sandbox.present()
+    sandbox.activity.noted.extend(noted(request.argv, request.shell))
     op.streaming, op.terminal = request.stream, request.pty is not None
     op.late = request.stream and request.late
     if request.stdin_data is not None:
@@ -191,6 +195,9 @@ VERBS: dict[str, Verb] = {
         ExecRequest, ExecReply, run_exec, _always, _always, check_exec, resume=resume_exec
     ),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
+    "policy": Verb(
+        PolicyRequest, PolicyReply, repolicing.run_policy, check=repolicing.check, wakes=False
+    ),
     "connect": Verb(ConnectRequest, ConnectReply, run_connect, repeats=False, operation=Connection),
     "pack": Verb(PackRequest, PackReply, snapshots.run_pack, wakes=False),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read, logs=_placed),
