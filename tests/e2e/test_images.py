@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from libdsec import DSecClient, Forbidden, InvalidRequest, NotFound, _transfers
+from libdsec import DSecClient, DSecRunArgs, Forbidden, InvalidRequest, NotFound, _transfers
 from services.local import LocalSystem
 from tests.e2e.conftest import open_client
 
@@ -224,3 +224,46 @@ async def test_the_command_line(
     assert failed["error"]["field"] == "registry"
     await dsec("image", "rm", "cli/base:live")
     assert "cli/base:live" not in await dsec("image", "ls")
+
+
+async def test_a_new_toolkit_reaches_new_sandboxes_and_no_running_one(
+    containers: DSecClient, tmp_path: Path
+) -> None:
+    """(I08) Each layer's file is there; a tag that moves changes what is created next."""
+    for kind, name in (("workspace", "task"), ("toolkit", "tools")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text("one")
+        await containers.images.create(
+            f"e2e/{name}:live", path=folder, upload=True, kind=kind,  # type: ignore[arg-type]
+            prefix=f"/srv/{name}",
+        )  # fmt: skip
+    args = DSecRunArgs(layers=["py:3.11", "e2e/task:live", "e2e/tools:live"])
+    async with await containers.create(args) as old:
+        seen = await old.run_shell("cat /srv/task/task /srv/tools/tools && python3 -c 'print(1)'")
+        assert seen.stdout == "oneone1\n"
+        (tmp_path / "tools" / "tools").write_text("two")
+        await containers.images.create(
+            "e2e/tools:live", path=tmp_path / "tools", upload=True, kind="toolkit",
+            prefix="/srv/tools",
+        )  # fmt: skip
+        async with await containers.create(args) as new:
+            assert (await new.run_shell("cat /srv/task/task /srv/tools/tools")).stdout == "onetwo"
+        assert (await old.run_shell("cat /srv/tools/tools")).stdout == "one"
+
+
+async def test_a_declared_volume_is_a_plain_directory(
+    containers: DSecClient, tmp_path: Path
+) -> None:
+    """(I09) What is written there is kept over a pause as anything else."""
+    (tmp_path / "data").mkdir()
+    await containers.images.create(
+        "e2e/volume:1", path=tmp_path, upload=True, kind="toolkit", config={"volumes": ["/data"]}
+    )
+    assert (await containers.images.get("e2e/volume:1")).config.volumes == ["/data"]
+    args = DSecRunArgs(layers=["py:3.11", "e2e/volume:1"])
+    async with await containers.create(args) as sandbox:
+        await sandbox.files.write("/data/x", b"kept")
+        await sandbox.pause()
+        await sandbox.resume()
+        assert await sandbox.files.read("/data/x") == b"kept"

@@ -117,6 +117,7 @@ async def test_an_upload_goes_on_where_it_was(stack: Stack, app: App) -> None:
 
 
 async def test_wrong_and_foreign_uploads_are_refused(stack: Stack, app: App) -> None:
+    """(S09) One principal's upload is not another's input."""
     data = tar_bytes([member("a", b"1")])
     sent = await upload(stack, data, "other")
     foreign_id = sent.id
@@ -283,7 +284,7 @@ async def test_exports_that_cannot_be_are_refused(stack: Stack, app: App) -> Non
 async def test_an_import_that_fails_while_it_is_stored_leaves_no_layer(
     stack: Stack, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first of two layers is stored when the store fails."""
+    """(T05) The first of two layers is stored when the store fails."""
     right, stored = app.blobs.put_layer, set(app.blobs.list())
     count = 0
 
