@@ -67,8 +67,6 @@ SILENT_S = KEEPALIVE_S * 0.6
 TICK_S = 1.0
 RETRY_AFTER_S = 0.5
 SIGKILL = 9
-COUNTED = ("ended", "repeated", "failed_infra", "unknown")
-"""Of these the client asked again, the infrastructure failed, nobody knows the outcome."""
 
 Key = tuple[str, str]
 
@@ -100,7 +98,7 @@ class Door:
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
         self.counts: Counter[str] = Counter()
-        """Operations since the start, by how they came and ended: see :data:`COUNTED`."""
+        """Operations since the start, by how they came and ended: see ``outcomes.COUNTED``."""
 
     async def open(self, bus: Bus) -> None:
         """Listens on a (new) connection."""
