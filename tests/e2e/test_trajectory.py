@@ -78,7 +78,7 @@ async def test_a_script_that_runs_again_gets_its_results_and_goes_on(
 async def test_what_was_read_is_what_was_there_then(containers: DSecClient) -> None:
     """Also content that came in frames, and listings."""
     async with sandbox_of(containers) as sandbox:
-        large = os.urandom(150_000)
+        large = os.urandom(500_000)
 
         async def look(steps: FastForward) -> tuple[Any, ...]:
             await steps.files.write("/w/large", large)
@@ -186,7 +186,7 @@ async def test_a_tree_has_one_place(containers: DSecClient, tmp_path: Path) -> N
 async def test_the_log_outlives_its_sandbox(containers: DSecClient) -> None:
     async with sandbox_of(containers) as sandbox:
         await sandbox.exec("echo one; echo two >&2; exit 7", env={"A": "b"}, cwd="/tmp")
-        await sandbox.exec("head -c 1000000 /dev/zero | tr '\\0' x")
+        await sandbox.exec("head -c 3000000 /dev/zero | tr '\\0' x")
         await sandbox.files.write("/tmp/f", b"data", mode=0o600)
         with pytest.raises(FileNotFound):
             await sandbox.files.move("/none", "/else")

@@ -89,6 +89,7 @@ async def test_a_command_whose_end_nobody_saw_is_unknown_and_not_run_again(
 
     await until(begun, what="the command has begun")
     await world.system.kill(world.edge)
+    await world.system.restart(world.edge)
     with pytest.raises(OutcomeUnknown):
         await lost
     again = fake.fast_forward()
