@@ -31,7 +31,6 @@ from services.edge.counting import counters
 from services.edge.drivers.base import (
     BackendReport,
     Captured,
-    Counters,
     ExecIO,
     ExecOutcome,
     ExecSpec,
@@ -54,6 +53,7 @@ from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Root, Shells, WarmShell
 from services.edge.drivers.container.wanted import NO_NETWORK, check, limits, network
+from services.edge.drivers.counters import Counters
 from services.edge.layers.mounts import Upper
 from shared.errors import (
     CapacityExhausted,
