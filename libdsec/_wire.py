@@ -554,6 +554,23 @@ class InfoReply(Versioned, frozen=True):
     idle_s: float = 0.0
     error: WireError | None = None
 
+class PolicyRequest(Versioned, frozen=True):
+    """verb ``policy``: other rules for a running (or paused) sandbox. What is ``None``
+    stays: ``network_rules`` and ``policy`` replace those of the spec, ``stage`` (of the
+    document; empty: none) is put into force. All of it or nothing."""
+
+    op_id: OpId
+    network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] | None = None
+    policy: dict[str, Any] | None = None
+    stage: Annotated[str, Meta(max_length=63)] | None = None
+
+class PolicyReply(Versioned, frozen=True):
+    """It is in force; ``enforcement`` says by what."""
+
+    op_id: OpId
+    enforcement: dict[str, str] = {}
+    error: WireError | None = None
+
 Grant = Annotated[
     str,
     Meta(pattern=r"^(\*|[a-z]+\.(\*|[a-z_]+))$(?!\n)", description="entity.verb, entity.* or *"),

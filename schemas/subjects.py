@@ -285,6 +285,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "make a layer of what it changed"),
     Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest",
             "live facts"),
+    Subject("dsec.exec.v1.*.*.*.policy.*", "core", "client", ("edge",), "PolicyRequest",
+            "other rules for a running sandbox"),
     Subject("dsec.exec.v1.*.*.*.trajectory.*", "core", "client", ("edge",), "TrajectoryRequest",
             "what was done in it"),
     Subject("dsec.exec.v1.*.*.*.*.*", "core", "client", ("edge",), "FileRequest",
@@ -358,6 +360,7 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
     ),
     "sandbox.get": ("info",),
     "sandbox.trajectory": ("trajectory",),
+    "sandbox.set_policy": ("policy", "info"),
 }  # fmt: skip
 """Which exec verbs a grant opens."""
 

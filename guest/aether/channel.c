@@ -273,6 +273,9 @@ static bool on_frame(uint8_t type, uint32_t id, const uint8_t *p, size_t n)
         op_start(id, p, n, type == M_FILE);
     } else if (type == M_DIAL) {
         dial_start(id, p, n);
+    } else if (type == M_POLICY) {
+        policy_message(id, p, n, passed, passed_count);
+        passed_count = 0;
     } else if (type == M_LIST) {
         on_list(id);
     } else if (type == M_PAUSE || type == M_RESUME) {

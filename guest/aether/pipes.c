@@ -38,7 +38,7 @@ static int input_for(struct op *op, bool with_stdin)
 
 int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdin)
 {
-    struct launch l = {.kind = (uint32_t)kind, .fds = {-1, -1, -1, -1, -1, -1, -1, -1}};
+    struct launch l = {.kind = (uint32_t)kind, .fds = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
     int status[2];
     launch_spec(&l, p, n);
     if (!op->rows)

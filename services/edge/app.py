@@ -21,6 +21,8 @@ from services.edge import probe
 from services.edge.door import COUNTED, Door
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver
+from services.edge.drivers.offers import offered
+from services.edge.drivers.policing import Enforcing
 from services.edge.excess import Excess
 from services.edge.execs import Execs
 from services.edge.handlers import Commands
@@ -35,6 +37,7 @@ from services.edge.routes import Routes, parse
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
 from services.edge.trail import Trail
+from services.edge.violations import Teller
 from shared.blobs.opening import is_remote
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -76,8 +79,15 @@ class Edge:
         self.routes = Routes(
             parse(settings.routes, bus=settings.nats_url), most=settings.connections_per_sandbox
         )
+        self.violations = Teller(
+            node=settings.node, epoch=self.epoch, link=self.link, now=clock.now
+        )
+        made = drivers(settings)
+        for driver in made.values():
+            if (enforcing := offered(driver, Enforcing)) is not None:
+                enforcing.report_to(self.violations.tell)
         self.supervisor = Supervisor(
-            drivers(settings), journal=self.journal, observer=self.observer,
+            made, journal=self.journal, observer=self.observer,
             locator=locator(settings.store_url, layers), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
@@ -113,7 +123,7 @@ class Edge:
         if self.settings.health_port:
             await self.health.serve(self.settings.health_port)
         stopping = asyncio.ensure_future(stop.wait())
-        watching = asyncio.gather(self._watched(), self.excess.run())
+        watching = asyncio.gather(self._watched(), self.excess.run(), self.violations.run())
         try:
             while not stop.is_set():
                 connected = asyncio.ensure_future(self._connected())

@@ -32,6 +32,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from shared.policies import Policy
+
 Cause = str  # a cause of shared.lifecycle.CAUSES
 
 
@@ -82,7 +84,7 @@ class StartSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/"
     user: str = "root"
-    network_rules: Mapping[str, bool] = field(default_factory=dict)
+    policy: Policy = field(default_factory=Policy)
     qos: Literal["best_effort", "latency_sensitive"] = "best_effort"
     hostname: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -201,9 +203,7 @@ class ExecIO(Protocol):
 class ResumeIO(ExecIO, Protocol):
     """The supervisor's side of a command that is followed again."""
 
-    async def resumes(
-        self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)
-    ) -> None:
+    async def resumes(self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)) -> None:
         """Told before anything else: the command was given ``taken`` bytes of input;
         on a ``terminal`` only new output comes, else stdout and stderr from ``base`` on."""
         ...
