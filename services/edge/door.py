@@ -1,8 +1,7 @@
 """The edge's door: exec and file verbs straight from clients, one hop on the bus.
 
-Owns: who is let in, how many at once, that no command runs twice, typed errors (one of
-the three places that translate them), access records. Does not own: frames (operation),
-what a verb does (verbs).
+Owns: who is let in, how many at once, that no command runs twice, typed errors, access
+records. Does not own: frames (operation), what a verb does (verbs).
 
 It takes its messages from the connection's reader, not through FastStream: this is the
 hottest path of the system, a FastStream subscriber costs about 55 µs a message

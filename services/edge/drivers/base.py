@@ -124,16 +124,6 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """What a sandbox ran into since it was made: how often it was refused a new process,
-    how many of its processes were killed for memory; and the bytes that it has on disk."""
-
-    pids_refused: int = 0
-    oom_kills: int = 0
-    disk_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Resize:
     """The size of a terminal, both at least 1."""
 
@@ -315,15 +305,6 @@ class Accepting(Protocol):
         ``port``, and returns when both its directions have ended. Between two calls
         connections wait. Cancelling resets the connection. ``Conflict`` (field ``port``)
         where something of the sandbox listens there, or where it broke off."""
-        ...
-
-
-@runtime_checkable
-class Counting(Protocol):
-    """Optional: what sandboxes ran into, cheap enough to be read every second."""
-
-    async def counters(self, handles: Sequence[Handle]) -> list[Counters]:
-        """Of each, in order; of one that is gone all are 0."""
         ...
 
 
