@@ -54,7 +54,7 @@ enum msg {
 
 enum tag {
     T_KEY = 1, T_ARGV, T_SHELL, T_CWD, T_ENV, T_USER, T_TIMEOUT_NS, T_LIMIT, T_MERGE,
-    T_STDIN, T_SESSION, T_ROWS, T_COLS, T_PORT, T_WAIT_NS, T_IDLE_NS,
+    T_STDIN, T_SESSION, T_ROWS, T_COLS, T_PORT, T_WAIT_NS, T_IDLE_NS, T_ACCEPT,
     T_FOP = 20, T_PATH, T_DST, T_OFFSET, T_LENGTH, T_MODE, T_APPEND, T_RECURSIVE, T_PARENTS,
     T_SOURCE, T_SPARSE, T_TIME_NS,
     T_CODE = 40, T_MESSAGE, T_FIELD, T_ERRNO,
@@ -211,9 +211,9 @@ int tree_copy(const char *src, const char *dst);
 
 /* ---- ops.c, exec.c: operations ---- */
 struct session;
-struct dial {                        /* a connection to a port of the sandbox */
-    bool on, connected, v6;
-    int fd;                          /* while it connects */
+struct dial {                        /* a connection to a port of the sandbox, or from within */
+    bool on, connected, v6, accepts;
+    int fd;                          /* while it connects; the listener, where it accepts */
     uint16_t port;
     int err;                         /* of the first address; then what broke it */
     uint64_t wait_end, again, pause;
@@ -295,6 +295,7 @@ void policy_apply(const struct launch *l, const struct reader *policy);
 /* ---- dial.c: connections to ports ---- */
 void dial_start(uint32_t id, const uint8_t *p, size_t n);
 void dial_answered(struct op *op);
+void dial_came(struct op *op);
 void dial_ack(int fd);
 void dial_output_end(struct op *op, int err);
 void dial_abort(struct op *op);

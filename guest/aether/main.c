@@ -144,7 +144,7 @@ static int gather(uint64_t now, uint64_t *due, bool *claims)
                 n = add(n, s->fd, POLLIN, op, k);
         }
         if (op->dial.fd >= 0)
-            n = add(n, op->dial.fd, POLLOUT, op, 5);
+            n = add(n, op->dial.fd, op->dial.accepts ? POLLIN : POLLOUT, op, 5);
         if (op->status_fd >= 0 && op_report_matters(op))
             n = add(n, op->status_fd, POLLIN, op, 2);
         if (op->in_fd >= 0 && op->in.len)
@@ -177,7 +177,7 @@ static void serve(int n)
         else if (who[i].what == 3 && op->used && op->in_fd == fd)
             op_write_stdin(op);
         else if (who[i].what == 5 && op->used && op->dial.fd == fd)
-            dial_answered(op);
+            op->dial.accepts ? dial_came(op) : dial_answered(op);
         else if (who[i].what == 6 && op->used && op->orphan && op->at.sock == fd)
             op_settle(op);
         else if (who[i].what == 7 && who[i].session->orphan && who[i].session->at.sock == fd)

@@ -174,6 +174,7 @@ class Trail:
                 await asyncio.sleep(BACKOFF_MAX_S)
 
     async def _catch_up(self) -> None:
+        self._execs.tell()
         found, self._behind = await self._journal.run(_untold)
         for record in filter(None, map(record_of, found)):
             if (record.uid, record.seq) not in self._waiting:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from devstack.process import free_port
 from libdsec import DSecClient
 from services.local import LocalOptions, LocalSystem
 
@@ -67,12 +68,13 @@ async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 async def container_system(
     tmp_path_factory: pytest.TempPathFactory, base_image: Any
 ) -> AsyncIterator[LocalSystem]:
-    """One node with real containers and an image ``py:3.11`` registered."""
+    """One node with real containers and an image ``py:3.11`` registered; sandboxes may be
+    given a route ``model``."""
     options = LocalOptions(
         driver="container",
         state_dir=tmp_path_factory.mktemp("containers"),
         image_roots=[base_image, tmp_path_factory.mktemp("images")],
-        env=_strict(tmp_path_factory),
+        env={**_strict(tmp_path_factory), "DSEC_ROUTES": f"model=127.0.0.1:{free_port()}"},
     )
     async with LocalSystem(options) as system:
         async with open_client(system) as client:

@@ -107,7 +107,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
         limited = Feature(True, f"cgroup {cgroups.mode}")
         features = {
             "exec": yes, "files": yes, "file_trees": yes, "sessions": yes, "pty": yes,
-            "ports": yes, "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
+            "ports": yes, "routes": yes,
+            "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
             "network_deny": Feature(True, NO_INTERFACE),
             "disk_limit": Feature(False, "no quota on writable layers"),
             "snapshot": Feature(cgroups.freezer is not None, "disk only"),
