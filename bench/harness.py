@@ -19,6 +19,9 @@ from typing import Any
 
 FILL_S = 4.0
 """Until the pool of warm shells is full and the import's writes are on disk."""
+SETTLE_S = 0.03
+"""Until what the engine does after an answer (its shim reaps, its events go out) no longer
+takes a core from whoever is measured next."""
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
@@ -56,13 +59,16 @@ async def timed(call: Callable[[], Awaitable[Any]]) -> float:
 async def in_turns(
     rounds: int, ours: Callable[[], Awaitable[Any]], peer: Callable[[], Any], *, peer_every: int = 1
 ) -> tuple[list[float], list[float]]:
-    """Samples of both, taken in turns. ``peer`` is blocking and runs in a thread."""
+    """Samples of both, taken in turns, each on a machine at rest. ``peer`` is blocking and
+    runs in a thread."""
     mine: list[float] = []
     theirs: list[float] = []
     for number in range(rounds):
         mine.append(await timed(ours))
         if number % peer_every == 0:
+            await asyncio.sleep(SETTLE_S)
             theirs.append(await timed(lambda: asyncio.to_thread(peer)))
+            await asyncio.sleep(SETTLE_S)
     return mine, theirs
 
 

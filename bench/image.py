@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import snapshots
 from bench.docker_peer import LABEL
 from bench.images import rootfs
 from services.edge.drivers.base import ExecSpec, Exited, Layer, StartSpec
@@ -213,7 +214,7 @@ def _imported(store: FolderStore, tree: Path) -> tuple[ImportResult, float]:
 
 async def run(*, quick: bool) -> dict[str, Any]:
     """Figures: first_exec_s full_fetch_s ratio_full fetched_share write_saving import_mb_s
-    and their kin. Seconds are medians."""
+    and their kin, those of :mod:`bench.snapshots`. Seconds are medians."""
     tree = rootfs()
     rounds: list[dict[str, Any]] = []
     full: list[float] = []
@@ -234,7 +235,8 @@ async def run(*, quick: bool) -> dict[str, Any]:
                     rounds.append(await _round(driver, env, made.layers))
                     full.append(await _fully(driver, reader, made, work / "full"))
         docker_s, docker_bytes = await asyncio.to_thread(_docker, tree, work)
-    return _figures(rounds, full, made, import_s, docker_s, docker_bytes)
+    figures = _figures(rounds, full, made, import_s, docker_s, docker_bytes)
+    return figures | await snapshots.run(quick=quick)
 
 
 def _figures(

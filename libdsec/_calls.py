@@ -96,7 +96,7 @@ class Calls:
         self._count = 0
         link.subscribe(f"{self._prefix}*", self._on_message)
 
-    async def _on_message(self, message: Msg) -> None:
+    def _on_message(self, message: Msg) -> None:
         box = self._boxes.get(message.subject)
         if box is not None:
             box.put(NobodyListens() if status(message) == "503" else message.data)

@@ -58,7 +58,7 @@ class Operations:
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _on_frame(self, message: Msg) -> None:
+    def _on_frame(self, message: Msg) -> None:
         operation = self._live.get(message.subject.rpartition(".")[2])
         if operation is None:
             return

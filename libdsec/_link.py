@@ -24,6 +24,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from libdsec import _quick
 from libdsec._wire import inbox_prefix
 from libdsec.config import Config
 from libdsec.errors import DSecError, Forbidden, InvalidRequest, Unauthenticated, Unavailable
@@ -63,6 +64,7 @@ class Link:
         self.on_denied: Callable[[DSecError], None] = lambda _e: None
         self.on_up: Callable[[], None] = lambda: None
         self._subscriptions: dict[str, Handler] = {}
+        self._taken: dict[str, _quick.Take] = {}
         self._client = Client()
         self._connected: Client | None = None
         self._denied: Unauthenticated | None = None
@@ -79,9 +81,10 @@ class Link:
         """Whether there is a server now."""
         return bool(self._client.is_connected)
 
-    def subscribe(self, subject: str, handler: Handler) -> None:
-        """A subscription of every connection to come. Call before :meth:`open`."""
-        self._subscriptions[subject] = handler
+    def subscribe(self, subject: str, take: _quick.Take) -> None:
+        """A subscription of every connection to come; ``take`` does not block. Call before
+        :meth:`open`."""
+        self._taken[subject] = take
 
     async def open(self, timeout_s: float) -> None:
         """Connects. Raises ``Unauthenticated`` or ``Unavailable``."""
@@ -115,6 +118,8 @@ class Link:
             refused.cancel()
         self._connected = client
         self._denied, self._refusals = None, 0
+        for subject, take in self._taken.items():
+            await _quick.subscribe(client, subject, take)
         for subject, handler in self._subscriptions.items():
             await client.subscribe(
                 subject, cb=handler, pending_msgs_limit=0, pending_bytes_limit=0
@@ -215,6 +220,9 @@ class Link:
             raise Unavailable("the client is closed", retryable=False)
         if self._denied is not None:
             raise self._denied
+        plain = not headers and isinstance(data, bytes)
+        if plain and _quick.publish(self._client, subject, cast(bytes, data), reply=reply):
+            return
         self.check_size(data, headers)
         try:
             payload = cast(bytes, data)  # a view does as well

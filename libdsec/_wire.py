@@ -147,12 +147,16 @@ MemoryMb = Annotated[int, Meta(ge=16, le=4_194_304)]
 
 DiskMb = Annotated[int, Meta(ge=1, le=16_777_216)]
 
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+
 Labels = dict[
     Annotated[str, Meta(min_length=1, max_length=63)], Annotated[str, Meta(max_length=255)]
 ]
 
 class SandboxSpec(Message, frozen=True):
     """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
+    ``routes``: at which port of its loopback interface it reaches an address that the
+    node's operator gave this name, for each a grant ``route.<name>``.
     Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
     that is: the scheduler fills it in."""
 
@@ -178,6 +182,7 @@ class SandboxSpec(Message, frozen=True):
     labels: Labels = {}
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
+    routes: dict[Token, Port] = {}
     source: Uid | None = None
     node: Token | None = None
 
@@ -881,7 +886,8 @@ class Finding(Versioned, frozen=True):
 
     ``count`` is what the rule measured (events, different targets, bytes) from
     ``first_at`` to ``at``, ``total`` all of it since the rule first fired; ``evidence``
-    are ids of records. ``response`` is what was done, ``refused`` why it could not be.
+    are ids of records. ``response`` is what was asked for, ``refused`` why it could not be,
+    ``snapshot`` the name under which the sandbox's disk is kept.
     """
 
     id: str
@@ -903,6 +909,7 @@ class Finding(Versioned, frozen=True):
     first_at: UnixTime = 0.0
     response: Response = "alert"
     refused: WireError | None = None
+    snapshot: str | None = None
 
 class AuditQuery(Versioned, frozen=True):
     """``get audit.list``: newest first; ``before`` is the last number of the page before.

@@ -45,6 +45,8 @@ class DSecRunArgs:
     start until it is stopped, paused or not; ``None``: never. ``network_rules``: rule →
     allowed. ``policy`` is a policy document, its ``require`` names what must be
     enforced. ``options`` are for the backend.
+    ``routes``: name → port of the sandbox's loopback interface at which it reaches an
+    address that the operator gave this name (needs a grant ``route.<name>``).
     """
 
     backend: str = "container"
@@ -66,6 +68,7 @@ class DSecRunArgs:
     labels: Mapping[str, str] = field(default_factory=dict)
     job: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    routes: Mapping[str, int] = field(default_factory=dict)
 
     _fixed_backend: ClassVar[str | None] = None
 

@@ -105,7 +105,8 @@ class Finding(Versioned, frozen=True):
 
     ``count`` is what the rule measured (events, different targets, bytes) from
     ``first_at`` to ``at``, ``total`` all of it since the rule first fired; ``evidence``
-    are ids of records. ``response`` is what was done, ``refused`` why it could not be.
+    are ids of records. ``response`` is what was asked for, ``refused`` why it could not be,
+    ``snapshot`` the name under which the sandbox's disk is kept.
     """
 
     id: str
@@ -127,6 +128,7 @@ class Finding(Versioned, frozen=True):
     first_at: UnixTime = 0.0
     response: Response = "alert"
     refused: WireError | None = None
+    snapshot: str | None = None
 
 
 class AuditQuery(Versioned, frozen=True):

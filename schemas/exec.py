@@ -24,6 +24,7 @@ frame  from                     body
 ``c``  client → edge, verb io   cancel: kill the tree, then the final reply
 ====== ======================== ================================================
 
+A message to the client without ``Dsec-Frame`` is an ``x`` before which no frame came.
 Frames from a client carry the operation id in ``Dsec-Op``. Each side keeps at
 most ``WINDOW_BYTES`` unacknowledged: that is the flow control. Counts begin with the
 operation; ``w`` counts stdout and stderr together.

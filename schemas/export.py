@@ -1,7 +1,8 @@
 """``python -m schemas.export [--check]``: what others read of the schemas.
 
 Owns: writing ``schemas/generated/`` (a JSON Schema per message, AsyncAPI, the lock
-of this version) and ``libdsec/_wire.py``. With ``--check`` it writes nothing and
+of this version), ``libdsec/_wire.py`` and the SDK's copies of modules that both ends of
+the bus need. With ``--check`` it writes nothing and
 fails when a file is not current. The lock only ever grows: it is rewritten only
 after :mod:`schemas.compat` found nothing but optional additions.
 """
@@ -22,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GENERATED = ROOT / "schemas" / "generated"
 LOCK = GENERATED / "v1.lock.json"
 WIRE = ROOT / "libdsec" / "_wire.py"
+COPIED = {ROOT / "libdsec" / "_quick.py": ROOT / "shared" / "quick.py"}
+"""The SDK imports nothing of ours: it has copies, by where they are from."""
 
 
 def _json(value: Any) -> str:
@@ -48,7 +51,7 @@ def rendered() -> dict[Path, str]:
     files[GENERATED / "asyncapi.json"] = _json(asyncapi.document())
     files[LOCK] = _json(snapshot())
     files[WIRE] = sdk_source.source()
-    return files
+    return files | {copy: source.read_text() for copy, source in COPIED.items()}
 
 
 def stale() -> list[Path]:

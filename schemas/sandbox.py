@@ -26,6 +26,7 @@ ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
 Cores = Annotated[float, Meta(gt=0, le=1024)]
 MemoryMb = Annotated[int, Meta(ge=16, le=4_194_304)]
 DiskMb = Annotated[int, Meta(ge=1, le=16_777_216)]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
 Labels = dict[
     Annotated[str, Meta(min_length=1, max_length=63)], Annotated[str, Meta(max_length=255)]
 ]
@@ -33,6 +34,8 @@ Labels = dict[
 
 class SandboxSpec(Message, frozen=True):
     """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
+    ``routes``: at which port of its loopback interface it reaches an address that the
+    node's operator gave this name, for each a grant ``route.<name>``.
     Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
     that is: the scheduler fills it in."""
 
@@ -58,6 +61,7 @@ class SandboxSpec(Message, frozen=True):
     labels: Labels = {}
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
+    routes: dict[Token, Port] = {}
     source: Uid | None = None
     node: Token | None = None
 

@@ -88,7 +88,7 @@ def _rows() -> Iterator[Transition]:
     yield t(RUNNING, "paused", PAUSED, "edge")
     yield t(PAUSING, "paused", PAUSED, "edge")
     yield t(PAUSING, "resumed", RUNNING, "edge")
-    yield t(PAUSED, "resume", RESUMING, "client")
+    yield t(PAUSED, "resume", RESUMING, "client or reconciler")
     yield t(PAUSED, "resumed", RUNNING, "edge")
     yield t(RESUMING, "resumed", RUNNING, "edge")
     yield t(RESUMING, "paused", PAUSED, "edge")

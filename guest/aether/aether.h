@@ -54,7 +54,7 @@ enum msg {
 
 enum tag {
     T_KEY = 1, T_ARGV, T_SHELL, T_CWD, T_ENV, T_USER, T_TIMEOUT_NS, T_LIMIT, T_MERGE,
-    T_STDIN, T_SESSION, T_ROWS, T_COLS, T_PORT, T_WAIT_NS, T_IDLE_NS,
+    T_STDIN, T_SESSION, T_ROWS, T_COLS, T_PORT, T_WAIT_NS, T_IDLE_NS, T_ACCEPT,
     T_FOP = 20, T_PATH, T_DST, T_OFFSET, T_LENGTH, T_MODE, T_APPEND, T_RECURSIVE, T_PARENTS,
     T_SOURCE, T_SPARSE, T_TIME_NS,
     T_CODE = 40, T_MESSAGE, T_FIELD, T_ERRNO,
@@ -123,7 +123,8 @@ int cg_leaf_enter(int leaf);
 void cg_leaf_kill(int leaf, pid_t pgid);
 bool cg_leaf_empty(int leaf);
 struct pids cg_leaf_procs(int leaf);
-bool cg_leaf_holds_only(int leaf, pid_t pid);
+int cg_leaf_list(int leaf);
+bool cg_holds_only(int list, pid_t pid);
 void cg_leaf_drop(int leaf, const char *name);
 void cg_sweep_leaves(void);
 uint64_t cg_oom_kills(void);
@@ -133,7 +134,13 @@ uint64_t cg_oom_kills(void);
 enum kind { K_EXEC = 1, K_FILE, K_SHELL };
 enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_FDS };
 #define NEST_BIT 0x80000000u
-struct launch { uint32_t kind; int fds[L_FDS]; const uint8_t *spec; size_t spec_len; };
+struct launch {
+    uint32_t kind;
+    int fds[L_FDS];
+    const uint8_t *spec; size_t spec_len;
+    bool lends_output;               /* L_OUT and L_ERR stay open here */
+    int misplaced;                   /* errno: it could not enter its cgroup or its root */
+};
 struct place { uint32_t slot; pid_t pid; int leaf, nest, sock; char leaf_name[32]; };
 struct reply { uint32_t number; int32_t pid; };
 struct end { pid_t pid; int status; bool begun; }; /* of a process; begun: what it was for */
@@ -141,13 +148,15 @@ extern int launcher_fd;
 extern pid_t launcher_pid;
 int launcher_start(void);
 int send_fds(int sock, uint32_t number, const int *fds, int count);
-int send_launch(int sock, const struct launch *l);
+int send_launch(int sock, uint32_t number, const struct launch *l);
 int launch(struct launch *l, struct place *where); /* closes the descriptors of l */
+bool place_held(const struct place *at);
 void place_leave(struct place *at);
 void place_spoil(const struct place *at);
 bool place_unread(const struct place *at);
 bool place_claimed(const struct place *at);
 void launcher_news(void);
+void launcher_claims(void);
 void nests_clear(void);
 int nest_fd(int i);
 bool spare_reaped(pid_t pid);
@@ -162,7 +171,17 @@ void launch_spec(struct launch *l, const uint8_t *p, size_t n);
 struct user { uid_t uid; gid_t gid; gid_t groups[64]; int ngroups; char name[64], home[256]; };
 int user_find(const char *want, struct user *u); /* 0, or errno (ESRCH: no such user) */
 int user_become(const struct user *u);
-void child_main(const struct launch *l) __attribute__((noreturn));
+struct command {                     /* read in a nest, begun in its child */
+    struct launch l;
+    struct reader spec;
+    struct user user;
+    char *user_name, *cwd, **argv, **env, *text;
+    int script;                      /* memory file with a long script */
+    int user_error;
+};
+void command_read(struct command *c, const struct launch *l);
+void command_begin(struct command *c) __attribute__((noreturn));
+void command_free(struct command *c);
 void child_fail(int status_fd, const char *code, const char *field, int err, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 5, 6)));
 char *spec_str(const struct reader *r, uint8_t tag);
@@ -191,9 +210,9 @@ int tree_copy(const char *src, const char *dst);
 
 /* ---- ops.c, exec.c: operations ---- */
 struct session;
-struct dial {                        /* a connection to a port of the sandbox */
-    bool on, connected, v6;
-    int fd;                          /* while it connects */
+struct dial {                        /* a connection to a port of the sandbox, or from within */
+    bool on, connected, v6, accepts;
+    int fd;                          /* while it connects; the listener, where it accepts */
     uint16_t port;
     int err;                         /* of the first address; then what broke it */
     uint64_t wait_end, again, pause;
@@ -206,6 +225,7 @@ struct op {
     struct place at;                 /* its process and its leaf cgroup */
     int status;
     int in_fd, status_fd;
+    int lent[2];                     /* write ends of its output, until its process ends */
     struct outstream out[2];
     struct buf in, report, result;   /* unsent stdin, the child's report, the final frame */
     bool in_eof, result_sent;
@@ -241,6 +261,8 @@ void op_read_report(struct op *op);
 bool op_report_matters(const struct op *op);
 void op_write_stdin(struct op *op);
 void op_pump(struct op *op);
+bool op_awaits_process(const struct op *op);
+void op_close_lent(struct op *op);
 void op_refuse(uint32_t id, const char *code, const char *field, const char *message);
 void op_input(struct op *op, const uint8_t *p, size_t n);
 void op_input_end(struct op *op);
@@ -267,6 +289,7 @@ uint64_t op_ran(const struct op *op, uint64_t now);
 /* ---- dial.c: connections to ports ---- */
 void dial_start(uint32_t id, const uint8_t *p, size_t n);
 void dial_answered(struct op *op);
+void dial_came(struct op *op);
 void dial_ack(int fd);
 void dial_output_end(struct op *op, int err);
 void dial_abort(struct op *op);

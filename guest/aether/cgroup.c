@@ -160,13 +160,19 @@ bool cg_leaf_empty(int leaf)
     return strstr(text, "populated 0") != NULL;
 }
 
-bool cg_leaf_holds_only(int leaf, pid_t pid)
+/* The list of a leaf's processes, for cg_holds_only. */
+int cg_leaf_list(int leaf)
+{
+    return leaf < 0 ? -1 : openat(leaf, "cgroup.procs", O_RDONLY | O_CLOEXEC);
+}
+
+bool cg_holds_only(int list, pid_t pid)
 {
     char text[64], want[24];
-    if (leaf < 0 || pid <= 1)
+    if (list < 0 || pid <= 1)
         return false;
-    snprintf(want, sizeof want, "%d\n", pid);
-    return read_at(leaf, "cgroup.procs", text, sizeof text) > 0 && !strcmp(text, want);
+    int n = snprintf(want, sizeof want, "%d\n", pid);
+    return pread(list, text, sizeof text, 0) == n && !memcmp(text, want, (size_t)n);
 }
 
 void cg_leaf_drop(int leaf, const char *name)

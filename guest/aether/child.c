@@ -1,5 +1,7 @@
-/* The child between clone and execve: it belongs to the command, reads its own spec
- * and reports what goes wrong on the status pipe. */
+/* A command between its request and its execve. What it needs is read from its spec by
+ * command_read, in the process that makes it; command_begin is the child's, which belongs
+ * to the command, may borrow its maker's memory, and so leaves there what it found. It
+ * reports what goes wrong on the status pipe. */
 #include "aether.h"
 
 #include <errno.h>
@@ -31,6 +33,7 @@ void child_fail(int status_fd, const char *code, const char *field, int err, con
     put_error(&b, code, field, err, "%s", text);
     if (b.p)
         write_all(status_fd, b.p, b.len);
+    buf_free(&b);
     _exit(125);
 }
 
@@ -110,33 +113,29 @@ static void keep_as(int fd, int at)
         dup2(fd, at);
 }
 
-static char **shell_argv(const struct reader *spec, int status)
+/* A shell string; a long one goes into a memory file. */
+static char **shell_argv(struct command *c)
 {
-    struct reader at = *spec;
-    struct field f;
     char **argv = calloc(4, sizeof *argv);
-    argv[0] = "/bin/sh";
-    while (next_field(&at, &f) > 0) {
-        if (f.tag != T_SHELL)
-            continue;
-        char *text = field_str(&f);
-        if (!text)
-            child_fail(status, "invalid_request", "shell", 0, "the command holds a NUL byte");
-        if (f.n < ARG_MAX_BYTES) {
-            argv[1] = "-c";
-            argv[2] = text;
-            return argv;
-        }
-        int fd = memfd_create("script", 0);
-        if (fd < 0 || write_all(fd, text, f.n) < 0)
-            child_fail(status, "internal", NULL, errno, "no room for the script");
-        keep_as(fd, SCRIPT_FD);
-        if (fd != SCRIPT_FD)
-            close(fd);
-        argv[1] = "/proc/self/fd/9";
-        return argv;
+    c->text = spec_str(&c->spec, T_SHELL);
+    size_t n = c->text ? strlen(c->text) : 0;
+    if (!argv || !c->text) {
+        free(argv);
+        return NULL;
     }
-    return NULL;
+    argv[0] = "/bin/sh";
+    argv[1] = "-c";
+    argv[2] = c->text;
+    if (n < ARG_MAX_BYTES)
+        return argv;
+    argv[1] = "/proc/self/fd/9";
+    argv[2] = NULL;
+    c->script = memfd_create("script", MFD_CLOEXEC);
+    if (c->script >= 0 && write_all(c->script, c->text, n) < 0) {
+        close(c->script);
+        c->script = -1;
+    }
+    return argv;
 }
 
 /* What a session's shell runs: it waits for a line, says "b", sources the text, says
@@ -169,19 +168,25 @@ static char *bash_session = SESSION(
 static char *sh_session =
     SESSION("command ", "7", "8", "{ : ${_dsec_none?}; } 2>/dev/null", "");
 
-static char **session_argv(const struct launch *l)
+static char **session_argv(void)
 {
     char **argv = calloc(6, sizeof *argv);
     bool bash = !access("/bin/bash", X_OK);
-    keep_as(l->fds[L_CONTROL], bash ? 250 : 7); /* a plain sh takes one digit only */
-    keep_as(l->fds[L_STATUS], bash ? 251 : 8);
-    keep_as(l->fds[L_TEXT], 252);
+    if (!argv)
+        return NULL;
     argv[0] = bash ? "/bin/bash" : "/bin/sh";
     argv[1] = bash ? "--norc" : "-c";
     argv[2] = bash ? "--noprofile" : sh_session;
     argv[3] = bash ? "-c" : NULL;
     argv[4] = bash ? bash_session : NULL;
     return argv;
+}
+
+static void keep_session(const struct launch *l, bool bash)
+{
+    keep_as(l->fds[L_CONTROL], bash ? 250 : 7); /* a plain sh takes one digit only */
+    keep_as(l->fds[L_STATUS], bash ? 251 : 8);
+    keep_as(l->fds[L_TEXT], 252);
 }
 
 static void report_execve(int status, char **argv, int err)
@@ -194,87 +199,137 @@ static void report_execve(int status, char **argv, int err)
     _exit(err == ENOENT || err == ENOTDIR ? 127 : 126);
 }
 
-static void run(const struct launch *l, const struct reader *spec, const struct user *u,
-                const char *user_name) __attribute__((noreturn));
-static void run(const struct launch *l, const struct reader *spec, const struct user *u,
-                const char *user_name)
+static void run(struct command *c) __attribute__((noreturn));
+static void run(struct command *c)
 {
+    const struct launch *l = &c->l;
     int status = l->fds[L_STATUS];
-    char *cwd = spec_str(spec, T_CWD);
-    size_t argc;
-    char **argv = collect(spec, T_ARGV, 0, &argc);
-    char **env = build_env(spec, u);
-    if (spec_u64(spec, T_ROWS, 0))
-        pty_take(u);
-    int err = user_become(u);
+    if (spec_u64(&c->spec, T_ROWS, 0))
+        pty_take(&c->user);
+    int err = user_become(&c->user);
     if (err)
-        child_fail(status, "internal", "user", err, "cannot become user %s", user_name);
-    if (chdir(cwd && *cwd ? cwd : "/"))
-        child_fail(status, "invalid_request", "cwd", errno, "cannot enter %s: %s",
-                   cwd ? cwd : "/", strerror(errno));
-    if (l->kind == K_SHELL)
-        argv = session_argv(l);
-    else if (!argc)
-        argv = shell_argv(spec, status);
-    if (!argv || !argv[0] || !env)
+        child_fail(status, "internal", "user", err, "cannot become user %s", c->user_name);
+    const char *cwd = c->cwd && *c->cwd ? c->cwd : "/";
+    if (chdir(cwd))
+        child_fail(status, "invalid_request", "cwd", errno, "cannot enter %s: %s", cwd,
+                   strerror(errno));
+    if (!c->argv || !c->argv[0] || !c->env)
         child_fail(status, "invalid_request", "argv", 0, "there is no command");
-    environ = env;
+    if (l->kind == K_SHELL)
+        keep_session(l, !strcmp(c->argv[0], "/bin/bash"));
+    if (c->text && !c->argv[2] && c->script < 0)
+        child_fail(status, "internal", NULL, 0, "no room for the script");
+    keep_as(c->script, SCRIPT_FD);
+    environ = c->env;
     prctl(PR_SET_PDEATHSIG, 0);
-    execvp(argv[0], argv);
-    if ((l->kind == K_SHELL || !argc) && (errno == ENOENT || errno == ENOTDIR))
+    execvp(c->argv[0], c->argv);
+    if ((l->kind == K_SHELL || c->text) && (errno == ENOENT || errno == ENOTDIR))
         child_fail(status, "unsupported", "shell", errno, "the sandbox has no shell: %s: %s",
-                   argv[0], strerror(errno));
-    report_execve(status, argv, errno);
+                   c->argv[0], strerror(errno));
+    report_execve(status, c->argv, errno);
     _exit(126);
 }
 
-static void settle_fds(struct launch *l)
+static int out_of_the_way(int fd)
 {
-    for (int i = 0; i < L_FDS; i++) /* out of the way of what is placed below */
-        if (l->fds[i] >= 0 && l->fds[i] < 20)
-            l->fds[i] = fcntl(l->fds[i], F_DUPFD_CLOEXEC, 20);
+    return fd >= 0 && fd < 20 ? fcntl(fd, F_DUPFD_CLOEXEC, 20) : fd;
+}
+
+static void settle_fds(struct command *c)
+{
+    for (int i = 0; i < L_FDS; i++)
+        c->l.fds[i] = out_of_the_way(c->l.fds[i]);
+    c->script = out_of_the_way(c->script);
     for (int i = 0; i < 3; i++)
-        if (dup2(l->fds[L_IN + i], i) < 0)
+        if (dup2(c->l.fds[L_IN + i], i) < 0)
             _exit(125);
     /* whatever of the agent and the launcher is open besides must not be usable */
     syscall(SYS_close_range, 3, 19, 0);
 }
 
-static struct reader mapped(int fd, int status)
+static struct reader mapped(int fd)
 {
     struct stat st;
     const uint8_t *p = NULL;
-    if (fstat(fd, &st))
-        _exit(125);
-    if (st.st_size &&
-        (p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED)
-        child_fail(status, "internal", NULL, errno, "cannot read the spec");
-    return (struct reader){p, p + st.st_size};
+    if (fstat(fd, &st) || !st.st_size)
+        return (struct reader){0};
+    p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    return p == MAP_FAILED ? (struct reader){0} : (struct reader){p, p + st.st_size};
 }
 
-void child_main(const struct launch *given)
+void command_read(struct command *c, const struct launch *l)
 {
-    struct launch l = *given;
-    struct user u;
+    size_t argc = 0;
+    memset(c, 0, sizeof *c);
+    c->l = *l;
+    c->script = -1;
+    c->spec = l->fds[L_SPEC] < 0 ? (struct reader){l->spec, l->spec + l->spec_len}
+                                 : mapped(l->fds[L_SPEC]);
+    c->user_name = spec_str(&c->spec, T_USER);
+    c->user_error = user_find(c->user_name ? c->user_name : "root", &c->user);
+    if (l->kind == K_FILE || c->user_error)
+        return;
+    c->cwd = spec_str(&c->spec, T_CWD);
+    c->env = build_env(&c->spec, &c->user);
+    if (l->kind == K_SHELL) {
+        c->argv = session_argv();
+        return;
+    }
+    c->argv = collect(&c->spec, T_ARGV, 0, &argc);
+    if (!argc) {
+        free(c->argv);
+        c->argv = shell_argv(c);
+    }
+}
+
+static void list_free(char **list)
+{
+    for (char **at = list; at && *at; at++)
+        free(*at);
+    free(list);
+}
+
+void command_free(struct command *c)
+{
+    static char *none[] = {NULL};
+    environ = none; /* a child set it in this memory */
+    if (c->l.kind == K_EXEC && !c->text)
+        list_free(c->argv);
+    else
+        free(c->argv);
+    list_free(c->env);
+    free(c->text);
+    free(c->cwd);
+    free(c->user_name);
+    if (c->script >= 0)
+        close(c->script);
+    if (c->l.spec != c->spec.p && c->spec.p)
+        munmap((void *)(uintptr_t)c->spec.p, (size_t)(c->spec.end - c->spec.p));
+}
+
+void command_begin(struct command *given)
+{
+    struct command c = *given;
     sigset_t none;
     sigemptyset(&none);
-    signal(SIGPIPE, l.kind == K_FILE ? SIG_IGN : SIG_DFL);
+    signal(SIGPIPE, c.l.kind == K_FILE ? SIG_IGN : SIG_DFL);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    settle_fds(&l);
+    settle_fds(&c);
     umask(022);
-    int status = l.fds[L_STATUS];
-    struct reader spec = l.fds[L_SPEC] < 0 ? (struct reader){l.spec, l.spec + l.spec_len}
-                                           : mapped(l.fds[L_SPEC], status);
-    char *name = spec_str(&spec, T_USER);
-    if (!name)
-        name = "root";
-    int err = user_find(name, &u);
-    if (err)
+    int status = c.l.fds[L_STATUS];
+    const char *name = c.user_name ? c.user_name : "root";
+    if (c.l.misplaced)
+        child_fail(status, "unavailable", NULL, c.l.misplaced,
+                   "cannot enter the command's cgroup or root");
+    if (!c.spec.p)
+        child_fail(status, "internal", NULL, 0, "cannot read the spec");
+    if (c.user_error)
         child_fail(status, "invalid_request", "user", 0, "no user %s in the sandbox", name);
-    if (l.kind != K_FILE)
-        run(&l, &spec, &u, name);
-    if ((err = user_become(&u)))
+    if (c.l.kind != K_FILE)
+        run(&c);
+    int err = user_become(&c.user);
+    if (err)
         child_fail(status, "internal", "user", err, "cannot become user %s", name);
     prctl(PR_SET_NAME, FILE_NAME);
-    file_main(&l, &spec);
+    file_main(&c.l, &c.spec);
 }

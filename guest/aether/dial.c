@@ -1,7 +1,8 @@
-/* Connections to what listens in the sandbox: TCP ports of its loopback interface.
+/* Connections to what listens in the sandbox: TCP ports of its loopback interface; and
+ * those that begin inside, at ports of that interface where the agent listens.
  *
  * The agent is in the sandbox's network namespace and in no other, so there is nothing
- * else that it could reach. A connection is an operation without a process: its input
+ * else that it could reach, and who comes is always of the sandbox. A connection is an operation without a process: its input
  * and output move under credit only, each direction ends by itself. One that breaks off
  * is reset, so that the other end never takes a part for the whole. */
 #include "aether.h"
@@ -17,6 +18,8 @@
 #define CONNECT_NS 10000000000ull /* where the edge says nothing */
 #define PAUSE_NS 2000000ull      /* before the second try; doubles */
 #define PAUSE_MAX_NS 50000000ull
+#define LISTENERS_MAX 16
+#define BACKLOG 64
 #define SOCKET_BUFFER (128 << 10) /* of each direction, in the kernel, which doubles it */
 
 static void settle(int fd)
@@ -85,6 +88,51 @@ static void fail(struct op *op, const char *code, int err, const char *what)
     finish(op);
 }
 
+/* The agent's listeners. One that was opened stays: connections wait in it while no edge
+ * is there to take them. */
+static struct { uint16_t port; int fd; } listeners[LISTENERS_MAX];
+
+static int listener(uint16_t port, int *err)
+{
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_port = htons(port),
+                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int i = 0, on = 1;
+    while (i < LISTENERS_MAX && listeners[i].port && listeners[i].port != port)
+        i++;
+    if (i == LISTENERS_MAX) {
+        *err = EMFILE;
+        return -1;
+    }
+    if (listeners[i].port)
+        return listeners[i].fd;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0)
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (fd < 0 || bind(fd, (void *)&own, sizeof own) || listen(fd, BACKLOG)) {
+        *err = errno;
+        if (fd >= 0)
+            close(fd);
+        return -1;
+    }
+    listeners[i].port = port;
+    listeners[i].fd = fd;
+    return fd;
+}
+
+/* Waits for a connection from within. */
+static void await_one(struct op *op)
+{
+    int err = 0, fd = listener(op->dial.port, &err);
+    if (fd >= 0 && (op->dial.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)) < 0)
+        err = errno;
+    if (!err)
+        return;
+    if (err == EADDRINUSE || err == EACCES)
+        fail(op, "conflict", err, "another listens there");
+    else
+        fail(op, "capacity_exhausted", err, "no room for another listener");
+}
+
 static void fail_to_connect(struct op *op, int err)
 {
     if (err == ETIMEDOUT)
@@ -137,6 +185,7 @@ static const char *check(const uint8_t *p, size_t n, struct op *op)
         case T_PORT: port = field_u64(&f); break;
         case T_WAIT_NS: wait = field_u64(&f); break;
         case T_TIMEOUT_NS: op->timeout = field_u64(&f); break;
+        case T_ACCEPT: op->dial.accepts = field_u64(&f) != 0; break;
         default: return "spec";
         }
     }
@@ -159,7 +208,20 @@ void dial_start(uint32_t id, const uint8_t *p, size_t n)
         op_free(op);
         return;
     }
-    attempt(op);
+    if (op->dial.accepts)
+        await_one(op);
+    else
+        attempt(op);
+}
+
+static void connected(struct op *op, int fd, int twin)
+{
+    dial_ack(fd);
+    op->dial.connected = true;
+    op->dial.err = 0;
+    stream_init(&op->out[0], fd, false, 0);
+    op->in_fd = twin;
+    send_frame(M_OK, op->id, NULL, 0);
 }
 
 /* The connecting socket is writable: it is connected or has failed. */
@@ -181,12 +243,26 @@ void dial_answered(struct op *op)
         next(op, err);
         return;
     }
-    dial_ack(fd);
-    d->connected = true;
-    d->err = 0;
-    stream_init(&op->out[0], fd, false, 0);
-    op->in_fd = twin;
-    send_frame(M_OK, op->id, NULL, 0);
+    connected(op, fd, twin);
+}
+
+/* Somebody inside connected to the listener; another operation may have taken it. */
+void dial_came(struct op *op)
+{
+    int fd = accept4(op->dial.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+            fail(op, "capacity_exhausted", errno, "no room for another connection");
+        return;
+    }
+    int twin = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (twin < 0) {
+        drop(&fd, true);
+        return;
+    }
+    drop(&op->dial.fd, false);
+    settle(fd);
+    connected(op, fd, twin);
 }
 
 /* Acknowledges what came at once: a peer that answers in two writes, as many do, would
@@ -211,7 +287,7 @@ void dial_output_end(struct op *op, int err)
 void dial_abort(struct op *op)
 {
     bool whole = op->in_eof && op->in_fd < 0 && !op->dial.err;
-    drop(&op->dial.fd, true);
+    drop(&op->dial.fd, !op->dial.accepts); /* a listener is shared, its options too */
     drop(&op->in_fd, false);
     drop(&op->out[0].fd, !whole); /* what was sent and ended still arrives */
     fail(op, "conflict", ECONNABORTED, "the connection was given up");
@@ -229,6 +305,8 @@ void dial_tick(struct op *op, uint64_t now)
             fail(op, "conflict", ECONNRESET, "the connection was reset in the sandbox");
         else
             finish(op);
+    } else if (d->accepts) {
+        return;
     } else if (d->fd >= 0 && now >= op->deadline) {
         fail_to_connect(op, ETIMEDOUT);
     } else if (d->fd < 0 && now >= d->again) {
@@ -238,7 +316,7 @@ void dial_tick(struct op *op, uint64_t now)
 
 uint64_t dial_next_due(const struct op *op)
 {
-    if (op->dial.connected)
+    if (op->dial.connected || op->dial.accepts)
         return UINT64_MAX;
     return op->dial.fd >= 0 ? op->deadline : op->dial.again;
 }

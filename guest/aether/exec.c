@@ -11,6 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define DRAIN_READS 3 /* of a stream at once; the loop takes what is more */
+
 static uint64_t finished;
 bool finished_now; /* an operation ended in this turn: a moment to make spares */
 
@@ -45,12 +47,33 @@ static bool by_memory(const struct op *op)
     return killed && !op->timed_out && !op->cancelled && cg_oom_kills() > op->oom_before;
 }
 
+/* Until its process is known, a signal to it or to its session waits for that. */
+bool op_awaits_process(const struct op *op)
+{
+    const struct place *at = op->session ? &op->session->at : &op->at;
+    return !op->done && !at->pid && place_held(at) &&
+           (op->session || op->killing || op->waiting_count);
+}
+
 /* It may be tried again: nothing of it ran. */
 static void not_begun(struct op *op)
 {
     put_error(&op->report, "unavailable", NULL, ECHILD,
               "the process was killed before the command began");
     op->failed = true;
+}
+
+/* What a process wrote before it ended is there, and mostly the end of it. */
+static void drain(struct op *op)
+{
+    for (int k = 0; k < 2; k++) {
+        struct outstream *s = &op->out[k];
+        uint64_t before = s->total - 1;
+        for (int i = 0; i < DRAIN_READS && s->fd >= 0 && s->total != before; i++) {
+            before = s->total;
+            op_read(op, k);
+        }
+    }
 }
 
 void op_reaped(const struct end *end)
@@ -60,6 +83,7 @@ void op_reaped(const struct end *end)
         if (!op->used || op->session || op->at.pid != end->pid || op->reaped)
             continue;
         op_exited(op, end->status);
+        drain(op);
         if (!op->killing && (place_unread(&op->at) || (!end->begun && !by_memory(op))))
             not_begun(op);
         return;
@@ -82,6 +106,18 @@ void op_exited(struct op *op, int status)
     if (op->tty_fd >= 0)
         close(op->tty_fd);
     op->tty_fd = -1;
+    op_close_lent(op);
+}
+
+/* While a process runs the agent has its output open too: its pipes are closed before it
+ * has ended, and would only wake the agent up once more. */
+void op_close_lent(struct op *op)
+{
+    for (int k = 0; k < 2; k++) {
+        if (op->lent[k] >= 0)
+            close(op->lent[k]);
+        op->lent[k] = -1;
+    }
 }
 
 void op_kill(struct op *op)

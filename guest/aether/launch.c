@@ -7,6 +7,9 @@
  * quiet machine, and container engines' seccomp profiles refuse clone3, which would
  * avoid it. Hence *nests*: a process that has entered a leaf once and clones, there,
  * one command after the other. What the agent keeps ready of them is in spares.c.
+ *
+ * A nest makes what will execute a program as vfork does: the child borrows its memory
+ * until then, which costs a third of a copy (docs/adr/0031).
  */
 #include "aether.h"
 
@@ -25,24 +28,26 @@
 #include <unistd.h>
 
 #define JOIN_MAX_MS 5000
+#define BIRTH_STACK (8u << 20) /* as much as the longest arguments take, twice; most is never touched */
 
 int launcher_fd = -1;
 pid_t launcher_pid;
 
-/* Sends a number, descriptors (-1: absent, told by the mask) and bytes. */
-static int send_message(int sock, uint32_t number, const int *fds, int count, const uint8_t *p,
+struct head { uint32_t number, present, kind; };
+
+/* Sends what a message is about, descriptors (-1: absent, told by a mask) and bytes. */
+static int send_message(int sock, struct head head, const int *fds, int count, const uint8_t *p,
                         size_t size)
 {
     union { char raw[CMSG_SPACE(L_FDS * sizeof(int))]; struct cmsghdr align; } control;
-    uint32_t head[2] = {number, 0};
     int present[L_FDS];
     size_t n = 0;
     for (int i = 0; i < count; i++)
         if (fds[i] >= 0) {
-            head[1] |= 1u << i;
+            head.present |= 1u << i;
             present[n++] = fds[i];
         }
-    struct iovec io[2] = {{head, sizeof head}, {(void *)(uintptr_t)p, size}};
+    struct iovec io[2] = {{&head, sizeof head}, {(void *)(uintptr_t)p, size}};
     struct msghdr m = {.msg_iov = io, .msg_iovlen = 2, .msg_control = control.raw,
                        .msg_controllen = CMSG_SPACE(n * sizeof(int))};
     memset(&control, 0, sizeof control);
@@ -56,38 +61,37 @@ static int send_message(int sock, uint32_t number, const int *fds, int count, co
 
 int send_fds(int sock, uint32_t number, const int *fds, int count)
 {
-    return send_message(sock, number, fds, count, NULL, 0);
+    return send_message(sock, (struct head){number, 0, 0}, fds, count, NULL, 0);
 }
 
-int send_launch(int sock, const struct launch *l)
+int send_launch(int sock, uint32_t number, const struct launch *l)
 {
-    return send_message(sock, l->kind, l->fds, L_FDS, l->spec, l->spec_len);
+    struct head head = {number, 0, l->kind};
+    return send_message(sock, head, l->fds, L_FDS, l->spec, l->spec_len);
 }
 
 /* The number of bytes behind the head, or -1: the agent is gone. */
-static ssize_t recv_message(int sock, uint32_t *number, int *fds, int count, uint8_t *p,
+static ssize_t recv_message(int sock, struct head *head, int *fds, int count, uint8_t *p,
                             size_t size)
 {
     union { char raw[CMSG_SPACE(L_FDS * sizeof(int))]; struct cmsghdr align; } control;
-    uint32_t head[2];
-    struct iovec io[2] = {{head, sizeof head}, {p, size}};
+    struct iovec io[2] = {{head, sizeof *head}, {p, size}};
     struct msghdr m = {.msg_iov = io, .msg_iovlen = 2, .msg_control = control.raw,
                        .msg_controllen = sizeof control.raw};
     ssize_t k;
     do
         k = recvmsg(sock, &m, MSG_CMSG_CLOEXEC);
     while (k < 0 && errno == EINTR);
-    if (k < (ssize_t)sizeof head)
+    if (k < (ssize_t)sizeof *head)
         return -1;
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
     size_t n = c ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0, at = 0;
-    *number = head[0];
     for (int i = 0; i < count; i++) {
         fds[i] = -1;
-        if (head[1] & 1u << i && at < n)
+        if (head->present & 1u << i && at < n)
             memcpy(&fds[i], CMSG_DATA(c) + at++ * sizeof(int), sizeof(int));
     }
-    return k - (ssize_t)sizeof head;
+    return k - (ssize_t)sizeof *head;
 }
 
 /* The sandbox's root as the agent has it. A process that was being cloned in the moment
@@ -104,7 +108,8 @@ int root_enter(int fd)
     return failed ? -1 : 0;
 }
 
-/* Commands die before the launcher when memory runs out. */
+/* Commands, and the nests they are made in, die before the launcher when memory runs out.
+ * Of these the kernel takes what is largest, and nothing is smaller than a nest. */
 static void be_first_to_go(void)
 {
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
@@ -114,29 +119,113 @@ static void be_first_to_go(void)
     }
 }
 
+static int answer(int sock, uint32_t number, int32_t pid)
+{
+    struct reply r = {number, pid};
+    return send(sock, &r, sizeof r, MSG_NOSIGNAL) == sizeof r ? 0 : -1;
+}
+
+static void launch_close(struct launch *l)
+{
+    for (int i = 0; i < L_FDS; i++) {
+        if (l->fds[i] >= 0)
+            close(l->fds[i]);
+        l->fds[i] = -1;
+    }
+}
+
+/* The next request for a command; false: the agent is gone. */
+static bool take_request(int sock, struct launch *l, uint32_t *number)
+{
+    static uint8_t spec[SPEC_INLINE];
+    struct head head;
+    ssize_t n = recv_message(sock, &head, l->fds, L_FDS, spec, sizeof spec);
+    if (n < 0)
+        return false;
+    *number = head.number;
+    l->kind = head.kind;
+    l->spec = spec;
+    l->spec_len = (size_t)n;
+    if (l->fds[L_ROOT] >= 0 && root_enter(l->fds[L_ROOT]))
+        l->misplaced = errno;
+    l->fds[L_ROOT] = -1;
+    return true;
+}
+
 static void wait_for_command(int sock, int failed) __attribute__((noreturn));
 static void wait_for_command(int sock, int failed)
 {
-    uint8_t spec[SPEC_INLINE];
-    struct launch l = {.spec = spec};
+    struct launch l = {.misplaced = failed};
+    struct command c;
+    uint32_t number;
     be_first_to_go();
-    ssize_t n = recv_message(sock, &l.kind, l.fds, L_FDS, spec, sizeof spec);
-    if (n < 0)
+    if (!take_request(sock, &l, &number))
         _exit(0);
-    l.spec_len = (size_t)n;
-    int32_t self = getpid(); /* whoever should have told it may be dead */
-    if (send(sock, &self, sizeof self, MSG_NOSIGNAL) < 0) {}
+    answer(sock, number, getpid()); /* whoever should have told it may be dead */
     close(sock);
-    if (!failed && root_enter(l.fds[L_ROOT]))
-        failed = errno;
-    l.fds[L_ROOT] = -1;
-    if (failed)
-        child_fail(l.fds[L_STATUS], "unavailable", NULL, failed,
-                   "cannot enter the command's cgroup or root");
-    child_main(&l);
+    command_read(&c, &l);
+    command_begin(&c);
 }
 
-static void serve_clones(int sock) __attribute__((noreturn));
+struct birth { struct command c; int sock; uint32_t number; volatile bool told; };
+
+static int born(void *of)
+{
+    struct birth *b = of;
+    /* first, because the nest may die, and then nobody else knows it */
+    b->told = !answer(b->sock, b->number, getpid());
+    setsid();
+    command_begin(&b->c);
+}
+
+#ifdef __SANITIZE_ADDRESS__
+#define BORROWS false /* its checker knows no second stack */
+#else
+#define BORROWS true
+#endif
+
+/* What executes a program borrows the nest's memory until then, and runs on a stack of its
+ * own; a file operation gets a copy. */
+static pid_t bear(struct birth *b)
+{
+    static char *stack;
+    if (b->c.l.kind == K_FILE || !BORROWS) {
+        pid_t pid = (pid_t)syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0);
+        if (!pid)
+            born(b);
+        return pid;
+    }
+    if (!stack) { /* with a page below it that nothing may touch */
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK;
+        char *p = mmap(NULL, BIRTH_STACK, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (p == MAP_FAILED || mprotect(p, 4096, PROT_NONE))
+            return -1;
+        stack = p + BIRTH_STACK;
+    }
+    return clone(born, stack, CLONE_PARENT | CLONE_VM | CLONE_VFORK | SIGCHLD, b);
+}
+
+/* What a nest does: one command after the other until the agent closes. */
+static void serve_commands(int sock) __attribute__((noreturn));
+static void serve_commands(int sock)
+{
+    be_first_to_go();
+    for (;;) {
+        struct launch l = {0};
+        struct birth b = {.sock = sock};
+        if (!take_request(sock, &l, &b.number))
+            break;
+        command_read(&b.c, &l);
+        pid_t pid = bear(&b);
+        if (!b.told) {
+            answer(sock, b.number, pid < 0 ? -errno : pid);
+            kill(getppid(), SIGCHLD); /* the agent looks for answers when a process ends */
+        }
+        command_free(&b.c);
+        launch_close(&l);
+    }
+    _exit(0);
+}
 
 /* A cloned process: a nest, or a command to be. `leaf` is given where it must enter one. */
 static void cloned(uint32_t number, int sock, int leaf) __attribute__((noreturn));
@@ -153,27 +242,28 @@ static void cloned(uint32_t number, int sock, int leaf)
         wait_for_command(sock, failed);
     if (failed)
         _exit(1);
-    serve_clones(sock);
+    serve_commands(sock);
 }
 
-/* What the launcher and a nest do: a clone for each request until the agent closes. */
+/* What the launcher does: a clone for each request until the agent closes. */
+static void serve_clones(int sock) __attribute__((noreturn));
 static void serve_clones(int sock)
 {
     int fds[3];
-    struct reply r;
-    while (!recv_message(sock, &r.number, fds, 3, NULL, 0)) {
+    struct head head;
+    while (!recv_message(sock, &head, fds, 3, NULL, 0)) {
         if (root_enter(fds[2]))
             break;
         pid_t pid = (pid_t)syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0);
         if (pid == 0) {
             close(sock);
-            cloned(r.number, fds[0], fds[1]);
+            cloned(head.number, fds[0], fds[1]);
         }
-        r.pid = pid < 0 ? -errno : pid;
+        int failed = answer(sock, head.number, pid < 0 ? -errno : pid);
         for (int i = 0; i < 2; i++)
             if (fds[i] >= 0)
                 close(fds[i]);
-        if (send(sock, &r, sizeof r, MSG_NOSIGNAL) < 0)
+        if (failed)
             break;
     }
     _exit(0);

@@ -94,8 +94,8 @@ static void reap(int fd)
     struct signalfd_siginfo si[8];
     bool any = false;
     struct end end;
-    while (read(fd, si, sizeof si) > 0) {}
-    launcher_news(); /* so that a dead child is known by its pid where possible */
+    if (read(fd, si, sizeof si) < 0) {}
+    launcher_claims(); /* so that a dead child is known by its pid where possible */
     while (next_end(&end)) {
         any = true;
         if (end.pid != launcher_pid && !spare_reaped(end.pid))
@@ -124,11 +124,12 @@ static int add_session(int n, int fd, struct session *s, int what)
     return after;
 }
 
-static int gather(uint64_t now, uint64_t *due)
+static int gather(uint64_t now, uint64_t *due, bool *claims)
 {
     int n = FIXED;
     bool room = conn_out.len < OUT_HIGH;
     *due = UINT64_MAX;
+    *claims = false;
     for (int i = 0; i < ops_top; i++) {
         struct op *op = &ops[i];
         if (!op->used || op->done)
@@ -143,13 +144,14 @@ static int gather(uint64_t now, uint64_t *due)
                 n = add(n, s->fd, POLLIN, op, k);
         }
         if (op->dial.fd >= 0)
-            n = add(n, op->dial.fd, POLLOUT, op, 5);
+            n = add(n, op->dial.fd, op->dial.accepts ? POLLIN : POLLOUT, op, 5);
         if (op->status_fd >= 0 && op_report_matters(op))
             n = add(n, op->status_fd, POLLIN, op, 2);
         if (op->in_fd >= 0 && op->in.len)
             n = add(n, op->in_fd, POLLOUT, op, 3);
         if (op->orphan)
             n = add(n, op->at.sock, POLLIN, op, 6);
+        *claims |= op_awaits_process(op);
     }
     for (int i = 0; i < SESSIONS_MAX; i++) {
         struct session *s = &sessions[i];
@@ -175,7 +177,7 @@ static void serve(int n)
         else if (who[i].what == 3 && op->used && op->in_fd == fd)
             op_write_stdin(op);
         else if (who[i].what == 5 && op->used && op->dial.fd == fd)
-            dial_answered(op);
+            op->dial.accepts ? dial_came(op) : dial_answered(op);
         else if (who[i].what == 6 && op->used && op->orphan && op->at.sock == fd)
             op_settle(op);
         else if (who[i].what == 7 && who[i].session->orphan && who[i].session->at.sock == fd)
@@ -199,7 +201,8 @@ static void turn(int chld)
 {
     static uint64_t refill_due = UINT64_MAX;
     uint64_t due, now = now_ns();
-    int n = gather(now, &due);
+    bool claims, news = false;
+    int n = gather(now, &due, &claims);
     if (refill_due < due)
         due = refill_due;
     polled[0] = (struct pollfd){listen_fd, POLLIN, 0};
@@ -207,9 +210,8 @@ static void turn(int chld)
         conn_fd, (short)((channel_full() ? 0 : POLLIN) | (conn_out.len ? POLLOUT : 0)), 0};
     polled[2] = (struct pollfd){chld, POLLIN, 0};
     polled[3] = (struct pollfd){launcher_fd, POLLIN, 0};
-    bool news = false;
-    for (int i = 0; i < NESTS; i++)
-        polled[4 + i] = (struct pollfd){nest_fd(i), POLLIN, 0};
+    for (int i = 0; i < NESTS; i++) /* mostly their end alone is a reason to wake up */
+        polled[4 + i] = (struct pollfd){nest_fd(i), claims ? POLLIN : 0, 0};
     if (poll(polled, (nfds_t)n, wait_ms(due, now)) < 0 && errno != EINTR)
         fatal("poll: %s", strerror(errno));
     serve(n);

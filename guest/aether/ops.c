@@ -35,7 +35,7 @@ static struct op *op_new(uint32_t id)
         op->used = op->attached = true;
         op->id = id;
         op->in_fd = op->status_fd = op->at.leaf = op->out[0].fd = op->out[1].fd = -1;
-        op->tty_fd = op->dial.fd = -1;
+        op->tty_fd = op->dial.fd = op->lent[0] = op->lent[1] = -1;
         op->started = now_ns();
         if (id >= next_id)
             next_id = id + 1;
@@ -56,7 +56,8 @@ void op_free(struct op *op)
         close(op->tty_fd);
     if (op->dial.fd >= 0)
         close(op->dial.fd);
-    if (op->at.leaf >= 0 || op->at.sock > 0)
+    op_close_lent(op);
+    if (place_held(&op->at))
         place_leave(&op->at);
     buf_free(&op->in);
     buf_free(&op->report);
@@ -320,7 +321,7 @@ void hangup_tick(struct op *op, uint64_t now)
 void ops_leave(void)
 {
     for (int i = 0; i < ops_top; i++)
-        if (ops[i].used && ops[i].done && (ops[i].at.leaf >= 0 || ops[i].at.sock > 0))
+        if (ops[i].used && ops[i].done && place_held(&ops[i].at))
             place_leave(&ops[i].at);
 }
 

@@ -48,13 +48,18 @@ int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdi
     if (ok && op->rows)
         ; /* one terminal for all */
     else if (ok && op->merge)
-        l.fds[L_ERR] = fcntl(l.fds[L_OUT], F_DUPFD_CLOEXEC, 3);
+        l.fds[L_ERR] = l.fds[L_OUT];
     else if (ok)
         ok = !pipe_for(&op->out[1], &l.fds[L_ERR], false);
     if (ok && !pipe2(status, O_CLOEXEC)) {
         set_nonblock(status[0]);
         op->status_fd = status[0];
         l.fds[L_STATUS] = status[1];
+    }
+    l.lends_output = ok && kind == K_EXEC && !op->rows;
+    if (l.lends_output) {
+        op->lent[0] = l.fds[L_OUT];
+        op->lent[1] = op->merge ? -1 : l.fds[L_ERR];
     }
     if (launch(&l, &op->at))
         return -1;

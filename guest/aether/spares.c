@@ -1,7 +1,7 @@
-/* What the agent keeps ready so that a command starts at once: nests, each with a
- * child that waits for its command. A nest is used again when a command left nothing
- * behind in its leaf; otherwise the leaf stays with what lives on in it and a new nest
- * is made. More commands at once than nests get a child and a leaf of their own. */
+/* What the agent keeps ready so that a command starts at once: nests. A nest is used again
+ * when a command left nothing behind in its leaf; otherwise the leaf stays with what lives
+ * on in it and a new nest is made. More commands at once than nests get a child and a leaf
+ * of their own. */
 #include "aether.h"
 
 #include <errno.h>
@@ -11,25 +11,34 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define ENDS_MAX 256
 
 /* A process asked for: `slot` names it until its pid is known. */
 struct child { bool used; int sock; struct place at; };
-struct nest { bool used, busy, broken; struct child root, next; };
+struct nest {
+    bool used, busy, broken;
+    bool gone;                 /* nothing more will be heard of it */
+    uint32_t unclaimed;        /* slot of its command, until its process is known; 0: none */
+    int procs;                 /* cgroup.procs of its leaf */
+    dev_t root_dev; ino_t root_ino; /* the root that it was told of */
+    struct child root;
+};
 
 static struct nest nests[NESTS];
 static int wanted = NESTS_FEW; /* nests, */
 static uint64_t needed_at;     /* all of them, last */
 static uint32_t serial;
+static int asked; /* of the launcher, and not answered */
 static uint64_t last_launch;
 static struct end ends[ENDS_MAX]; /* the last ones: some are of processes not told of yet */
 static uint32_t ends_count;
 
 int nest_fd(int i)
 {
-    return nests[i].used ? nests[i].root.sock : -1;
+    return nests[i].used && !nests[i].gone ? nests[i].root.sock : -1;
 }
 
 static int ask(int via, struct child *c, uint32_t kind, int leaf)
@@ -58,8 +67,10 @@ static int ask_with_leaf(struct child *c, uint32_t kind)
 {
     memset(c, 0, sizeof *c);
     c->at.leaf = cg_leaf_open(c->at.leaf_name, sizeof c->at.leaf_name);
-    if (!ask(launcher_fd, c, kind, c->at.leaf))
+    if (!ask(launcher_fd, c, kind, c->at.leaf)) {
+        asked++;
         return 0;
+    }
     cg_leaf_drop(c->at.leaf, c->at.leaf_name);
     return -1;
 }
@@ -73,8 +84,9 @@ static void child_drop(struct child *c)
 
 static void nest_retire(struct nest *n)
 {
-    child_drop(&n->next); /* both end when they read the end of their sockets; */
-    child_drop(&n->root); /* what a command left in the leaf lives on */
+    child_drop(&n->root); /* it ends when it reads that; what a command left lives on */
+    if (n->procs >= 0)
+        close(n->procs);
     cg_leaf_drop(n->root.at.leaf, n->root.at.leaf_name);
     memset(n, 0, sizeof *n);
 }
@@ -82,6 +94,7 @@ static void nest_retire(struct nest *n)
 /* Ends every nest that no command is in; for a new launcher. */
 void nests_clear(void)
 {
+    asked = 0;
     for (int i = 0; i < NESTS; i++) {
         nests[i].broken = true;
         if (nests[i].used && !nests[i].busy)
@@ -94,24 +107,38 @@ static struct nest *nest_ready(void)
     struct nest *best = NULL;
     for (int i = 0; i < NESTS; i++) {
         struct nest *n = &nests[i];
-        if (n->used && !n->busy && !n->broken && n->next.used &&
-            (!best || (n->next.at.pid && !best->next.at.pid)))
+        if (n->used && !n->busy && !n->broken &&
+            (!best || (n->root.at.pid && !best->root.at.pid)))
             best = n;
     }
     return best;
 }
 
-static int into_nest(struct nest *n, const struct launch *l, struct place *where)
+/* A nest is told of the root once: what it was born with may be the one before. */
+static int tell_root(struct nest *n, struct launch *l)
 {
-    if (send_launch(n->next.sock, l)) { /* it was killed from inside */
+    struct stat st;
+    if (stat("/", &st))
+        return -1;
+    if (n->root_ino == st.st_ino && n->root_dev == st.st_dev)
+        return 0;
+    l->fds[L_ROOT] = root_fd();
+    n->root_dev = st.st_dev;
+    n->root_ino = st.st_ino;
+    return l->fds[L_ROOT] < 0 ? -1 : 0;
+}
+
+static int into_nest(struct nest *n, struct launch *l, struct place *where)
+{
+    uint32_t slot = ++serial & ~NEST_BIT;
+    if (tell_root(n, l) || send_launch(n->root.sock, slot, l)) { /* it was killed from inside */
         nest_retire(n);
         return -1;
     }
-    n->next.used = false;
     *where = n->root.at;
-    where->sock = n->next.sock;
-    where->slot = n->next.at.slot;
-    where->pid = n->next.at.pid;
+    where->sock = -1;
+    where->slot = n->unclaimed = slot;
+    where->pid = 0;
     where->nest = (int)(n - nests) + 1;
     n->busy = true;
     if (where->nest == wanted)
@@ -119,7 +146,7 @@ static int into_nest(struct nest *n, const struct launch *l, struct place *where
     return 0;
 }
 
-static int hand_over(const struct launch *l, struct place *where)
+static int hand_over(struct launch *l, struct place *where)
 {
     struct nest *n;
     while ((n = nest_ready()))
@@ -138,7 +165,9 @@ static int hand_over(const struct launch *l, struct place *where)
         }
         *where = c.at;
         where->sock = c.sock;
-        if (!send_launch(c.sock, l))
+        if (l->fds[L_ROOT] < 0)
+            l->fds[L_ROOT] = root_fd();
+        if (!send_launch(c.sock, c.at.slot, l))
             return 0;
         child_drop(&c);
         cg_leaf_kill(c.at.leaf, 0);
@@ -147,19 +176,30 @@ static int hand_over(const struct launch *l, struct place *where)
     return -1;
 }
 
+static void launched(struct launch *l)
+{
+    for (int i = 0; i < L_FDS; i++) {
+        bool again = i == L_ERR && l->fds[L_ERR] == l->fds[L_OUT];
+        if (l->fds[i] >= 0 && !again && !(l->lends_output && (i == L_OUT || i == L_ERR)))
+            close(l->fds[i]);
+    }
+    last_launch = now_ns();
+}
+
 int launch(struct launch *l, struct place *where)
 {
     int failed = 0;
-    l->fds[L_ROOT] = root_fd();
-    for (int i = 0; i <= L_ROOT; i++)
+    for (int i = 0; i < L_ROOT; i++)
         failed |= l->fds[i] < 0 && !(i == L_SPEC && l->spec);
     if (!failed)
         failed = hand_over(l, where);
-    for (int i = 0; i < L_FDS; i++)
-        if (l->fds[i] >= 0)
-            close(l->fds[i]);
-    last_launch = now_ns();
+    launched(l);
     return failed;
+}
+
+bool place_held(const struct place *at)
+{
+    return at->nest || at->leaf >= 0 || at->sock > 0;
 }
 
 /* The command is over: its nest is free again, or its leaf goes. */
@@ -168,7 +208,10 @@ void place_leave(struct place *at)
     if (at->nest) {
         struct nest *n = &nests[at->nest - 1];
         n->busy = false;
-        if (n->broken || !cg_leaf_holds_only(n->root.at.leaf, n->root.at.pid))
+        n->unclaimed = 0;
+        if (n->procs < 0)
+            n->procs = cg_leaf_list(n->root.at.leaf);
+        if (n->broken || !cg_holds_only(n->procs, n->root.at.pid))
             nest_retire(n);
     } else {
         cg_leaf_drop(at->leaf, at->leaf_name);
@@ -186,11 +229,13 @@ void place_spoil(const struct place *at)
         nests[at->nest - 1].broken = true;
 }
 
-/* Whether the process died before it took its command: what it had not read resets
- * the connection, and one that had says so at once. */
+/* Whether nobody took the command, or will: what a process of its own had not read resets
+ * the connection, and one that had says so at once; a nest's child does so too. */
 bool place_unread(const struct place *at)
 {
     char byte;
+    if (at->nest)
+        return !at->pid && nests[at->nest - 1].gone;
     if (at->sock <= 0)
         return false;
     ssize_t k = recv(at->sock, &byte, 1, MSG_DONTWAIT | MSG_PEEK);
@@ -218,18 +263,15 @@ uint64_t spares_refill(uint64_t now, bool at_once)
     uint64_t due = expire(now);
     for (int i = 0; i < wanted && launcher_fd >= 0; i++) {
         struct nest *n = &nests[i];
-        if (n->busy || (n->used && n->next.used))
+        if (n->used)
             continue;
         if (!at_once && now < last_launch + SPARE_QUIET_NS)
             return last_launch + SPARE_QUIET_NS;
-        if (!n->used) {
-            memset(n, 0, sizeof *n);
-            if (ask_with_leaf(&n->root, NEST_BIT))
-                return due;
-            n->used = true;
-        }
-        if (ask(n->root.sock, &n->next, 0, -1))
-            nest_retire(n);
+        memset(n, 0, sizeof *n);
+        n->procs = -1;
+        if (ask_with_leaf(&n->root, NEST_BIT))
+            return due;
+        n->used = true;
     }
     return due;
 }
@@ -238,7 +280,7 @@ static struct nest *nest_of(pid_t pid)
 {
     for (int i = 0; i < NESTS; i++) {
         struct nest *n = &nests[i];
-        if (n->used && (n->root.at.pid == pid || (n->next.used && n->next.at.pid == pid)))
+        if (n->used && n->root.at.pid == pid)
             return n;
     }
     return NULL;
@@ -275,31 +317,26 @@ static const struct end *end_of(pid_t pid)
     return NULL;
 }
 
-static struct child *waiting(uint32_t slot, struct nest **of)
+static struct nest *asked_for(uint32_t slot)
 {
-    for (int i = 0; i < NESTS; i++) {
-        struct nest *n = *of = &nests[i];
-        if (n->used && n->root.at.slot == slot)
-            return &n->root;
-        if (n->used && n->next.used && n->next.at.slot == slot)
-            return &n->next;
-    }
+    for (int i = 0; i < NESTS; i++)
+        if (nests[i].used && nests[i].root.at.slot == slot)
+            return &nests[i];
     return NULL;
 }
 
 static void answered(const struct reply *r)
 {
-    struct nest *n;
-    struct child *c = waiting(r->number, &n);
+    struct nest *n = asked_for(r->number);
     bool dead = r->pid > 0 && kill(r->pid, 0) && errno == ESRCH;
-    if (c)
-        c->at.pid = r->pid;
-    if (c && (r->pid <= 0 || dead)) {
+    if (n)
+        n->root.at.pid = r->pid;
+    if (n && (r->pid <= 0 || dead)) {
         n->broken = true;
         if (!n->busy)
             nest_retire(n);
     }
-    if (c || r->number & NEST_BIT)
+    if (n || r->number & NEST_BIT)
         return;
     const struct end *end = dead ? end_of(r->pid) : NULL;
     op_launched(r->number, dead && !end ? -ESRCH : r->pid);
@@ -311,36 +348,56 @@ static void answered(const struct reply *r)
 bool place_claimed(const struct place *at)
 {
     struct reply r = {at->slot, 0};
-    if (at->sock <= 0 ||
-        recv(at->sock, &r.pid, sizeof r.pid, MSG_DONTWAIT | MSG_PEEK) != sizeof r.pid)
+    if (at->nest || at->sock <= 0 ||
+        recv(at->sock, &r, sizeof r, MSG_DONTWAIT | MSG_PEEK) != sizeof r)
         return false;
     answered(&r);
     return true;
 }
 
-/* Takes what has been answered; false when the other side is gone. */
+/* Takes what has been answered; false when the other side is gone. What it had not read
+ * when it went resets the connection once; what it said before is still there. */
 static bool take_answers(int fd)
 {
     struct reply r;
+    for (;;) {
+        ssize_t k = recv(fd, &r, sizeof r, MSG_DONTWAIT);
+        if (k == sizeof r) {
+            asked--;
+            answered(&r);
+        } else if (k >= 0 || errno != ECONNRESET)
+            return k < 0 && (errno == EAGAIN || errno == EINTR);
+    }
+}
+
+/* What a nest says: the process of its command. */
+static bool take_claims(struct nest *n)
+{
+    struct reply r;
     ssize_t k;
-    while ((k = recv(fd, &r, sizeof r, MSG_DONTWAIT)) == sizeof r)
-        answered(&r);
+    int fd = n->root.sock;
+    while ((k = recv(fd, &r, sizeof r, MSG_DONTWAIT)) == sizeof r ||
+           (k < 0 && errno == ECONNRESET))
+        if (k > 0 && r.number == n->unclaimed) { /* it may be said twice */
+            n->unclaimed = 0;
+            answered(&r);
+        }
     return k < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
-/* What the launcher and the nests say; what a dead one had not answered has failed. */
-void launcher_news(void)
+static void nest_news(struct nest *n)
 {
-    for (int i = 0; i < NESTS; i++) {
-        int fd = nest_fd(i);
-        if (fd < 0 || take_answers(fd) || nest_fd(i) != fd)
-            continue;
-        nests[i].broken = true;
-        if (nests[i].busy)
-            op_lost(nests[i].root.at.leaf);
-        else
-            nest_retire(&nests[i]);
-    }
+    if (take_claims(n))
+        return;
+    n->broken = n->gone = true;
+    if (n->busy)
+        op_lost(n->root.at.leaf);
+    else
+        nest_retire(n);
+}
+
+static void launcher_answers(void)
+{
     if (launcher_fd < 0 || take_answers(launcher_fd))
         return;
     close(launcher_fd);
@@ -348,4 +405,23 @@ void launcher_news(void)
     nests_clear();
     op_lost(-1);
     launcher_start();
+}
+
+/* What is awaited only: so that a process is known before its end. */
+void launcher_claims(void)
+{
+    for (int i = 0; i < NESTS; i++)
+        if (nests[i].unclaimed && nest_fd(i) >= 0)
+            nest_news(&nests[i]);
+    if (asked)
+        launcher_answers();
+}
+
+/* What the launcher and the nests say; what a dead one had not answered has failed. */
+void launcher_news(void)
+{
+    for (int i = 0; i < NESTS; i++)
+        if (nest_fd(i) >= 0)
+            nest_news(&nests[i]);
+    launcher_answers();
 }

@@ -70,6 +70,7 @@ int fuzz_kill(pid_t pid, int sig)
 
 int launcher_start(void) { return 0; }
 void launcher_news(void) {}
+void launcher_claims(void) {}
 void nests_clear(void) {}
 int nest_fd(int i) { (void)i; return -1; }
 bool spare_reaped(pid_t pid) { (void)pid; return false; }
@@ -87,6 +88,7 @@ int send_fds(int sock, uint32_t number, const int *fds, int count)
 }
 
 void place_spoil(const struct place *at) { (void)at; }
+bool place_held(const struct place *at) { return at->leaf >= 0; }
 
 void place_leave(struct place *at)
 {
@@ -120,6 +122,9 @@ int launch(struct launch *l, struct place *where)
         failed |= l->fds[i] < 0;
     memset(where, 0, sizeof *where);
     where->leaf = -1;
+    for (int i = L_OUT; i <= L_ERR; i++)
+        if (l->lends_output)
+            l->fds[i] = fcntl(l->fds[i], F_DUPFD_CLOEXEC, 3);
     if (failed) {
         for (int i = 0; i < L_FDS; i++)
             if (l->fds[i] >= 0)

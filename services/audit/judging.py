@@ -80,12 +80,11 @@ class Judge:
     def _answer(self, found: Sequence[Finding]) -> tuple[list[Finding], list[Outgoing]]:
         told, out = [], []
         for item in found:
-            finding, request = responses.decide(item, self._choices)
+            finding, requests = responses.decide(item, self._choices)
             told.append(finding)
             subject = finding_subject(finding.project, finding.severity, finding.rule)
             out.append(Outgoing(subject, encode(finding)))
-            if request is not None:
-                out.append(request)
+            out += requests
         return told, out
 
 

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from schemas.audit import Finding, Response, Severity
-from schemas.base import WireError, encode
+from schemas.base import encode
+from schemas.image import SnapshotCreate
 from schemas.sandbox import SandboxOpRequest
 from schemas.subjects import req
 from shared import ids
@@ -26,8 +27,11 @@ from shared.wire import to_wire
 
 PRINCIPAL = "audit"
 CAUSE = "policy_violation"
-VERBS: dict[Response, str] = {"freeze": "pause", "kill": "stop"}
-"""Responses that are carried out, and the verb that does it."""
+VERBS: dict[Response, tuple[str, ...]] = {
+    "freeze": ("pause",), "kill": ("stop",), "quarantine": ("pause", "snapshot"),
+}  # fmt: skip
+"""Responses that are carried out, and the verbs that do it."""
+SNAPSHOT = "snapshot"
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,26 +70,38 @@ def choose(finding: Finding, choices: Sequence[Choice]) -> Response:
     return finding.response
 
 
-def decide(finding: Finding, choices: Sequence[Choice]) -> tuple[Finding, Outgoing | None]:
-    """The finding as it is told, and the request that answers it. A response that cannot
+def decide(finding: Finding, choices: Sequence[Choice]) -> tuple[Finding, list[Outgoing]]:
+    """The finding as it is told, and the requests that answer it. A response that cannot
     be carried out is told as refused: nobody must take it for done."""
     response = choose(finding, choices)
     finding = msgspec.structs.replace(finding, response=response)
     if response == "alert":
-        return finding, None
-    verb, why = VERBS.get(response), ""
-    if finding.uid is None:
-        why = "the finding is about no sandbox"
-    elif verb is None:
-        why = f"nothing here can {response} a sandbox"
-    if why or verb is None or finding.uid is None:
-        return msgspec.structs.replace(finding, refused=_refused(why)), None
-    request = SandboxOpRequest(
-        request_id=ids.derived(f"{finding.id}/{response}"), uids=[finding.uid], cause=CAUSE
-    )
-    subject = req(finding.project, "sandbox", verb, PRINCIPAL)
-    return finding, Outgoing(subject, encode(request))
+        return finding, []
+    verbs, uid = VERBS.get(response), finding.uid
+    if uid is None:
+        return _refused(finding, "the finding is about no sandbox"), []
+    if verbs is None:
+        return _refused(finding, f"nothing here can {response} a sandbox"), []
+    if SNAPSHOT in verbs:
+        name = f"{SNAPSHOT}/{_request_id(finding, SNAPSHOT)}"
+        finding = msgspec.structs.replace(finding, snapshot=name)
+    return finding, [_request(finding, uid, verb) for verb in verbs]
 
 
-def _refused(why: str) -> WireError:
-    return to_wire(Unsupported(why, field="response"))
+def _request(finding: Finding, uid: str, verb: str) -> Outgoing:
+    request_id = _request_id(finding, verb)
+    body: SandboxOpRequest | SnapshotCreate
+    if verb == SNAPSHOT:
+        body = SnapshotCreate(request_id=request_id, uid=uid)
+    else:
+        body = SandboxOpRequest(request_id=request_id, uids=[uid], cause=CAUSE)
+    return Outgoing(req(finding.project, "sandbox", verb, PRINCIPAL), encode(body))
+
+
+def _request_id(finding: Finding, verb: str) -> str:
+    return ids.derived(f"{finding.id}/{verb}")
+
+
+def _refused(finding: Finding, why: str) -> Finding:
+    error = to_wire(Unsupported(why, field="response"))
+    return msgspec.structs.replace(finding, refused=error)

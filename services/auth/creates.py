@@ -66,6 +66,13 @@ class Create:
                 yield start, stop, spec
             start = stop
 
+    def deny(self, spec: int, error: WireError) -> None:
+        """Marks the items of one spec."""
+        for index, its in enumerate(self.spec_of):
+            if its == spec:
+                self.refused[index] = error
+                self.spec_of[index] = -1
+
     def refuse(self, refusals: Sequence[Refusal]) -> None:
         """Marks what a quota refused."""
         for refusal in refusals:

@@ -13,8 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from schemas.subjects import GRANTS
+from shared import ids
 
-ENTITIES = frozenset(g.partition(".")[0] for g in GRANTS)
+ROUTE = "route"
+"""``route.<name>``: sandboxes may be given this route; operators choose the names."""
+ENTITIES = frozenset(g.partition(".")[0] for g in GRANTS) | {ROUTE}
 FLEET = frozenset({"node.cordon", "node.uncordon", "node.drain"})
 """Verbs about machines, which belong to no project: they hold at the root only."""
 
@@ -22,7 +25,9 @@ FLEET = frozenset({"node.cordon", "node.uncordon", "node.drain"})
 def known(grant: str) -> bool:
     """Whether ``grant`` names something that exists."""
     entity, _, verb = grant.partition(".")
-    return grant == "*" or grant in GRANTS or (verb == "*" and entity in ENTITIES)
+    if grant == "*" or grant in GRANTS or (verb == "*" and entity in ENTITIES):
+        return True
+    return entity == ROUTE and ids.is_token(verb)
 
 
 def expand(grant: str) -> frozenset[str]:

@@ -23,7 +23,7 @@ from services.auth import access, iam_store, store
 from services.auth.admission import Account, admit, cost_of, give_back
 from services.auth.asks import Ask, own_inbox
 from services.auth.creates import Create, Refusal
-from services.auth.delegation import holds
+from services.auth.delegation import ROUTE, holds, uncovered
 from services.auth.entries import Entry, messages, prepare, refusals_from, refusals_to
 from services.auth.iam import IamDoor
 from services.auth.settings import Settings
@@ -107,12 +107,30 @@ class Requests:
         for key, entry in firsts.items():
             if key not in new and entry.error is None:
                 _repeat(entry, known.get(key))
+        await self._judge_routes(connection, live, paths)
         fresh = [(e, e.create) for k, e in firsts.items() if k in new and e.create is not None]
         if fresh:
             await self._charge(connection, fresh, paths)
         for entry in live:
             if entry is not firsts[entry.key] and entry.error is None:
                 _same_batch(entry, firsts[entry.key], known.get(entry.key))
+
+    async def _judge_routes(
+        self, connection: AsyncConnection, live: Sequence[Entry],
+        paths: dict[str, tuple[str, ...]],
+    ) -> None:  # fmt: skip
+        """Refuses specs with a route that its asker may not give to a sandbox."""
+        for entry in live:
+            create = entry.create
+            if create is None or entry.error is not None:
+                continue
+            specs = [(i, s.routes) for i, s in enumerate(create.specs) if s.routes]
+            path = paths[entry.ask.project]
+            held = await iam_store.held(connection, create.principal, path) if specs else ()
+            for index, routes in specs:
+                if missing := uncovered(held, [f"{ROUTE}.{name}" for name in routes]):
+                    text = f"{', '.join(missing)} is not held in project {create.project}"
+                    create.deny(index, to_wire(Forbidden(text, field="routes")))
 
     async def _may_name(self, connection: AsyncConnection, entry: Entry) -> None:
         """A snapshot with a name is an image: the bus has judged only the other grant."""

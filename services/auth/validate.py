@@ -27,6 +27,7 @@ MAX_ENV_BYTES = 128 * 1024
 """Of names and values together: what the kernel takes for one exec, with room."""
 MAX_NETWORK_RULES = 1024
 MAX_REQUIRE = 64
+MAX_ROUTES = 16
 MAX_OPTIONS_BYTES = 64 * 1024
 
 IMAGELESS = frozenset({"fake", "fncall"})
@@ -34,9 +35,8 @@ IMAGELESS = frozenset({"fake", "fncall"})
 
 REQUIRABLE = frozenset(
     {
-        "exec", "files", "ports", "pause", "reclaim", "snapshot", "cpu_limit", "memory_limit",
-        "disk_limit",
-        "pids_limit", "network", "display",
+        "exec", "files", "ports", "routes", "pause", "reclaim", "snapshot", "cpu_limit",
+        "memory_limit", "disk_limit", "pids_limit", "network", "display",
     }
 )  # fmt: skip
 """Features of a backend that a spec may insist on; a node without one is passed over."""
@@ -110,10 +110,13 @@ def _sizes(spec: SandboxSpec) -> None:
         ("env", len(spec.env), MAX_ENV),
         ("network_rules", len(spec.network_rules), MAX_NETWORK_RULES),
         ("require", len(spec.require), MAX_REQUIRE),
+        ("routes", len(spec.routes), MAX_ROUTES),
     )
     for name, count, most in counts:
         if count > most:
             raise InvalidRequest(f"{name} has {count} entries, at most {most}", field=name)
+    if len(set(spec.routes.values())) < len(spec.routes):
+        raise InvalidRequest("each route has a port of its own", field="routes")
     size = sum(len(n.encode()) + len(v.encode()) for n, v in spec.env.items())
     if size > MAX_ENV_BYTES:
         raise InvalidRequest(f"env has {size} bytes, at most {MAX_ENV_BYTES}", field="env")

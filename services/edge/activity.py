@@ -1,6 +1,7 @@
 """What counts as activity of a sandbox.
 
-Owns: which operations run in it, when the last one ended, how much output they lost.
+Owns: which operations run in it, when the last one ended, how much output they lost, which
+of them audit is to hear of.
 Does not own: what idleness leads to (:mod:`services.edge.rules`, the actor).
 
 Idleness is measured on the sandbox's own clock, so paused time is none of it.
@@ -8,10 +9,14 @@ Idleness is measured on the sandbox's own clock, so paused time is none of it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from services.edge.runclock import RunClock
 from shared.errors import DsecError
+
+MAX_NOTED = 64
+"""Commands that may wait to be told; of more the newest."""
 
 Abort = Callable[[DsecError], None]
 
@@ -24,6 +29,8 @@ class Activity:
         self._busy: dict[object, Abort] = {}
         self.dropped_bytes = 0
         """Output of commands that nobody got, since the edge's start."""
+        self.noted: deque[str] = deque(maxlen=MAX_NOTED)
+        """Bare forms of commands that audit is to hear of."""
         self.at = clock.now()
 
     def touch(self) -> None:

@@ -156,6 +156,8 @@ class Sandbox:
     async def ready(self) -> Handle:
         """The handle of the running sandbox; a paused one is resumed first, once,
         however many ask. Raises ``SandboxDied`` or ``Unavailable``."""
+        if self.state == "running":
+            return self.present()
         await self.found()
         try:
             async with asyncio.timeout(READY_S):
@@ -223,8 +225,7 @@ class Sandbox:
         late = DeadlineExceeded("the sandbox did not start in time", cause="start_timeout")
         if left_s <= 0:
             raise late
-        loop = asyncio.get_running_loop()
-        tell = loop.call_later(TELL_STARTING_S, self._tell_starting)
+        tell = asyncio.get_running_loop().call_later(TELL_STARTING_S, self._tell_starting)
         try:
             self.handle = await self.fate.race(self._start_driver(), left_s)
         except TimeoutError:
@@ -278,8 +279,8 @@ class Sandbox:
 
     async def _now_live(self, observed: Observed | None, change: Change) -> None:
         self.activity.touch()
-        now: Observed = "paused" if self.pauses.standing == "paused" else "running"
-        await self._context.observer.emit([self.observation(observed or now)], change)
+        now = observed or ("paused" if self.pauses.standing == "paused" else "running")
+        await self._context.observer.emit([self.observation(now)], change)
         if self.ending is None:
             self._phase = "live"
             self._found.set()
@@ -351,9 +352,8 @@ class Sandbox:
 
     async def _tell(self, verb: str, error: DsecError | None) -> None:
         paused = self.pauses.standing == "paused"
-        observed: Observed = "paused" if paused else "resumed"
-        if verb == "set_timeout" and not paused:
-            observed = "running"
+        awake: Observed = "running" if verb == "set_timeout" else "resumed"
+        observed: Observed = "paused" if paused else awake
         row = records.state(self.uid, self.generation, paused=paused, times=self.time.times)
         observation = self.observation(observed, error=to_wire(error) if error else None)
         await self._context.observer.emit([observation], row, records.op_done(self.uid, verb))

@@ -31,6 +31,7 @@ from services.edge.layers.locate import locator
 from services.edge.layers.watch import Watch
 from services.edge.link import Link
 from services.edge.observer import Observer
+from services.edge.routes import Routes, parse
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
 from services.edge.trail import Trail
@@ -64,14 +65,17 @@ class Edge:
             node=settings.node, epoch=self.epoch, link=self.link, journal=self.journal
         )
         self.trail = Trail(
-            node=settings.node, link=self.link, journal=self.journal, on=settings.trajectory,
-            output_bytes=settings.trajectory_output_bytes,
+            node=settings.node, link=self.link, journal=self.journal, execs=self.execs,
+            on=settings.trajectory, output_bytes=settings.trajectory_output_bytes,
             request_bytes=settings.trajectory_request_bytes,
         )  # fmt: skip
         layers = LayerService(settings.layers_path)
         self.watch = Watch(layers, node=settings.node, link=self.link)
         self.meter = probe.Meter(settings.state_path)
         limits = probe.limits(settings)
+        self.routes = Routes(
+            parse(settings.routes, bus=settings.nats_url), most=settings.connections_per_sandbox
+        )
         self.supervisor = Supervisor(
             drivers(settings), journal=self.journal, observer=self.observer,
             locator=locator(settings.store_url, layers), clock=clock,
@@ -80,7 +84,7 @@ class Edge:
                 stop_timeout_s=settings.stop_timeout_s,
                 recover_timeout_s=settings.recover_timeout_s,
             ),
-            measured=lambda: self.meter.last,
+            measured=lambda: self.meter.last, added=self.routes.serve, routes=self.routes.known,
         )  # fmt: skip
         self.door = Door(
             self.supervisor, node=settings.node, link=self.link, execs=self.execs,
@@ -123,6 +127,7 @@ class Edge:
             stopping.cancel()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+            await self.routes.close()
             await self.trail.close()
             await self.supervisor.close()
             self.execs.close()

@@ -4,9 +4,9 @@ Owns: who is let in, how many at once, that no command runs twice, typed errors 
 the three places that translate them), access records. Does not own: frames (operation),
 what a verb does (verbs).
 
-It subscribes with its own callback on the connection, not through FastStream: this is
-the hottest path of the system, a FastStream subscriber costs about 55 µs a message and
-this one 7 (docs/adr/0002), and frames of one operation must be taken in order.
+It takes its messages from the connection's reader, not through FastStream: this is the
+hottest path of the system, a FastStream subscriber costs about 55 µs a message
+(docs/adr/0002), and frames of one operation must be taken in order.
 
 Exactly once: before a command runs, its operation id and the request's hash are kept
 (execs), and its result follows. The same id again attaches to the running command, or
@@ -21,6 +21,7 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -35,18 +36,18 @@ from services.edge.actor import Sandbox
 from services.edge.calls import Call
 from services.edge.drivers.base import Resumable
 from services.edge.drivers.offers import offered
-from services.edge.execs import Execs
+from services.edge.execs import Done, Execs
 from services.edge.finished import Finished
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
-from services.edge.outcomes import death, did_not_begin, recorded, repeated
+from services.edge.outcomes import count, death, did_not_begin, recorded, repeated
 from services.edge.ports import Room
 from services.edge.records import ExecRow
 from services.edge.supervisor import Supervisor
 from services.edge.trail import Trail
 from services.edge.verbs import VERBS, Verb
-from shared import ids, telemetry
+from shared import ids, quick, telemetry
 from shared.bus import HEADER_BYTES, Bus
 from shared.clock import Clock
 from shared.errors import (
@@ -94,6 +95,7 @@ class Door:
         self._room = Room(connections_per_sandbox)
         self._running: dict[Key, Operation] = {}
         self._finished = Finished(clock)
+        self._sends = self._send  # one object for all operations
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
@@ -102,7 +104,7 @@ class Door:
 
     async def open(self, bus: Bus) -> None:
         """Listens on a (new) connection."""
-        await bus.client.subscribe(f"dsec.exec.v1.*.{self._node}.>", cb=self._message)
+        await quick.subscribe(bus.client, f"dsec.exec.v1.*.{self._node}.>", self._message)
         if self._ticker is None:
             self._ticker = asyncio.create_task(self._tick(), name="door")
 
@@ -125,7 +127,7 @@ class Door:
 
     # -- a message comes in -----------------------------------------------------------
 
-    async def _message(self, msg: Msg) -> None:
+    def _message(self, msg: Msg) -> None:
         call = calls.parse(msg.subject)
         if call is None or call.node != self._node:
             log.debug("not a call: %s", msg.subject)
@@ -189,7 +191,7 @@ class Door:
         if len(self._running) >= self._ops_per_node:
             raise _full(f"{len(self._running)} operations run on this node")
         op = verb.operation(
-            call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._send,
+            call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._sends,
             clock=self._clock,
         )  # fmt: skip
         op.takes_input = getattr(request, "stdin", False)
@@ -311,36 +313,39 @@ class Door:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
             final = encode(reply)
         op.kept.clear()
-        self._count(op, error)
-        changes = []
-        # one that is left, or was found again, goes on: whoever asks again follows it
-        if op.claimed and not (did_not_begin(error) and (op.left or op.resumed)):
-            kept, now = recorded(op, reply, final), self._clock.now()
-            end = self._execs.dropped if did_not_begin(error) else self._execs.ended
-            changes.append(end(*key, kept, now))
-            self._trail.ended(op, kept, now)
+        count(self.counts, op, error)
         await op.finish(final)
         self._running.pop(key, None)
+        op.orders.end()
+        op.task = None
         self._room.leave(op.call)
+        changes, done = self._outcome(op, error, reply, final)
         if op.begun and not did_not_begin(error):
             self._finished.put(key, op)
-        self._record(op.call, body, error, changes)
+        self._record(op.call, body, error, changes, done)
 
-    def _count(self, op: Operation, error: DsecError | None) -> None:
-        self.counts["ended"] += 1
-        self.counts["repeated"] += op.again
-        self.counts["failed_infra"] += error is not None and error.is_infra
-        self.counts["unknown"] += error is not None and error.details.get("outcome") == "unknown"
+    def _outcome(
+        self, op: Operation, error: DsecError | None, reply: Any, final: bytes
+    ) -> tuple[list[records.Change], Done]:
+        """What the journal keeps of its end. One that is left, or was found again, goes on:
+        whoever asks again follows it."""
+        if not op.claimed or (did_not_begin(error) and (op.left or op.resumed)):
+            return [], None
+        kept, now = recorded(op, reply, final), self._clock.now()
+        self._trail.ended(op, kept, now)
+        end = self._execs.dropped if did_not_begin(error) else self._execs.ended
+        return end(op.call.uid, op.op_id, kept, now)
 
     def _refuse(self, call: Call, verb: Verb, msg: Msg, error: DsecError) -> None:
         op_id = msg.reply.rpartition(".")[2]
         final = encode(verb.reply(op_id=op_id, error=to_wire(error)))
         self._spawn(self._send(msg.reply, final, {HEADER_FRAME: "x"}))
-        self._record(call, msg.data, error, [])
+        self._record(call, msg.data, error)
 
     def _record(
-        self, call: Call, body: bytes, error: DsecError | None, changes: list[records.Change]
-    ) -> None:
+        self, call: Call, body: bytes, error: DsecError | None,
+        changes: Sequence[records.Change] = (), done: Done = None,
+    ) -> None:  # fmt: skip
         try:
             if call.verb == "info":
                 return
@@ -351,17 +356,19 @@ class Door:
                 outcome=error.code if error else "ok", node=self._node,
                 sha256=hashlib.sha256(body).hexdigest(), bytes=len(body),
             )  # fmt: skip
-            self._observer.accessed(access, *changes)
+            self._observer.accessed(access, *changes, done=done)
         except Unavailable as exc:
             log.error("%s of %s is not recorded: %s", call.verb, call.uid, exc.message)
 
     # -- means ------------------------------------------------------------------------
 
-    async def _send(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
+    async def _send(self, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
         """A frame to a client. One that is lost with the connection is sent again when
         the client attaches again."""
         try:
-            await self._link.bus.client.publish(subject, data, headers=headers)
+            client = self._link.bus.client
+            if headers or not quick.publish(client, subject, data):
+                await client.publish(subject, data, headers=headers)
         except (Unavailable, NatsError) as exc:
             log.debug("a frame is lost: %r", exc)
 

@@ -1,7 +1,8 @@
-"""Tells audit what sandboxes take until they are stopped.
+"""Tells audit what sandboxes take until they are stopped, and which commands are worth a
+word.
 
 Owns: which counters are looked at when, what became more since it was told. Does not own:
-what is too much (audit's rules), limits (the kernel's).
+what is too much (audit's rules), limits (the kernel's), which commands (noted).
 
 Counters only grow, and what was told is noted only when the bus has stored it: while it is
 away nothing is lost, and what is told then is one sum. What happened while no edge ran is
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +26,7 @@ from services.edge.drivers.base import Counters, Counting, Driver
 from services.edge.drivers.offers import offered
 from services.edge.link import Link
 from services.edge.supervisor import Supervisor
+from shared import ids
 from shared.bus import Outgoing
 from shared.clock import Clock
 from shared.errors import DsecError
@@ -38,6 +40,7 @@ RARELY = 10
 """In every so many looks."""
 FULL_SHARE = 0.98
 SOURCE: Final = "resource"
+OBSERVER: Final = "observer"
 VERDICT: Final = "observed"
 MAX_TOLD = 1_000
 """Violations of one message; the others wait for the next look."""
@@ -106,6 +109,7 @@ class Excess:
             counters = await counting.counters(handles) if counting else [Counters()] * len(handles)
             found += zip(sandboxes, map(_seen, sandboxes, counters), strict=True)
         await self._tell(found)
+        await self._tell_commands()
 
     def _due(self) -> Iterator[Sandbox]:
         for number, sandbox in enumerate(list(self._supervisor.sandboxes.values())):
@@ -131,6 +135,26 @@ class Excess:
             subject = sec(SOURCE, VERDICT, self._node)
             await self._link.bus.store([Outgoing(subject, body, msg_id=msg_id)])
         self._told.update(told)
+
+    async def _tell_commands(self) -> None:
+        """What clients ran, in its bare form. One that the bus did not take comes again."""
+        for sandbox in list(self._supervisor.sandboxes.values()):
+            forms = list(sandbox.activity.noted)
+            if not forms:
+                continue
+            told = [
+                Violation(
+                    id=ids.new(), at=self._clock.now(), node=self._node, uid=sandbox.uid,
+                    project=sandbox.project, source=OBSERVER, verdict=VERDICT, rule="command",
+                    mechanism="door", action="exec", subject=form, count=count,
+                )
+                for form, count in Counter(forms).items()
+            ]  # fmt: skip
+            body = encode(Violations(node=self._node, violations=told))
+            subject = sec(OBSERVER, VERDICT, self._node)
+            await self._link.bus.store([Outgoing(subject, body, msg_id=told[0].id)])
+            for _ in forms:
+                sandbox.activity.noted.popleft()
 
     def _violations(self, sandbox: Sandbox, before: Seen, seen: Seen) -> Iterator[Violation]:
         for kind in KINDS:

@@ -173,15 +173,18 @@ class Observer:
         for row, data in rows:
             self.observations.put(row, data)
 
-    def accessed(self, access: Access, *changes: Change) -> None:
-        """Journals an access record (and ``changes``) without waiting for the commit."""
+    def accessed(
+        self, access: Access, *changes: Change, done: Callable[[], None] | None = None
+    ) -> None:
+        """Journals an access record (and ``changes``) without waiting for the commit;
+        ``done`` is called after it."""
         if self.access.unsent >= MAX_UNSENT:
             self.access.dropped += 1
             log.error("%d access records dropped: the bus is away", self.access.dropped)
-            self._journal.post(*changes)
+            self._journal.post(*changes, done=done)
             return
         row, data = self._next(), encode(access)
-        self._journal.post(*changes, records.outbox(row, ACCESS, data))
+        self._journal.post(*changes, records.outbox(row, ACCESS, data), done=done)
         self.access.put(row, data)
 
     def _next(self) -> int:

@@ -44,7 +44,7 @@ FRAME_OF: dict[str, str] = {"stdout": "o", "stderr": "e"}
 
 Frame = tuple[int, str, bytes]
 """Offset, kind and content of a frame of output."""
-Send = Callable[[str, bytes, dict[str, str]], Awaitable[None]]
+Send = Callable[[str, bytes, dict[str, str] | None], Awaitable[None]]
 
 
 class Operation:
@@ -65,8 +65,7 @@ class Operation:
         self.late = False  # output is in no hurry while there is little of it
         self.task: asyncio.Task[None] | None = None
         self.aborted: DsecError | None = None
-        self.cancelled = False
-        self.begun = False
+        self.cancelled = self.begun = False
         self.claimed = False  # its intent is in the journal
         self.logged = Logged(0)  # its place in the trajectory log
         self.resumed = False  # it was begun by an earlier edge process
@@ -81,7 +80,7 @@ class Operation:
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self.taken = 0
         self._clock = clock
-        self._publish = send
+        self.publish = send
         self._sending = asyncio.Lock()
         self._sent_at = clock.monotonic()
         self._sent = self._confirmed = 0
@@ -93,17 +92,14 @@ class Operation:
         self._heard_at = self._sent_at
         self._room = asyncio.Event()
         self._input: deque[bytes] = deque()
-        self._queued = 0
-        self._eof = False
+        self._queued, self._eof, self._hole = 0, False, False
         self._whole: bytes | None = None  # all input, where it came with the request
-        self._hole = False
-        self._moved = self._entered = False
-        self._wants_input = False
+        self._moved = self._entered = self._wants_input = False
         self._told_taken = 0
         self._run: RunClock | None = None
         self._stood_before_s, self._told_runs = 0.0, True
         self._arrived = asyncio.Event()
-        self._orders = Orders()
+        self.orders = Orders()
 
     # -- out ----------------------------------------------------------------------
 
@@ -160,7 +156,12 @@ class Operation:
         """The final reply; nothing comes after it."""
         async with self._sending:
             self.final = final
-            await self._send("x", final, {HEADER_OFFSET: str(self._sent)})
+            await self._send_final(final)
+
+    async def _send_final(self, final: bytes) -> None:
+        """Without headers, which cost more than a small reply, where no frames came before."""
+        facts = {HEADER_FRAME: "x", HEADER_OFFSET: str(self._sent)} if self._sent else None
+        await self.publish(self.reply_to, final, facts)
 
     def asked_again(self, have: tuple[int, int]) -> None:
         """It begins for a client that asks again: ``have`` are the bytes of both streams
@@ -175,7 +176,7 @@ class Operation:
             for offset, frame, data in self._unconfirmed:
                 await self._send(frame, data, self._facts(offset))
             if self.final is not None:
-                await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
+                await self._send_final(self.final)
                 return
             if self._wants_input:
                 self._input.clear()  # the client sends again what was not taken
@@ -203,7 +204,7 @@ class Operation:
                 if at + len(data) > offset:
                     await self._send(frame, data, {HEADER_OFFSET: str(at)})
             if self.final is not None:
-                await self._send("x", self.final, {HEADER_OFFSET: str(self._sent)})
+                await self._send_final(self.final)
         self._confirm(offset)
 
     def goes_on(self, base: tuple[int, int] = (0, 0)) -> None:
@@ -242,7 +243,7 @@ class Operation:
         if self._moved and self.final is None:
             error = to_wire(Conflict("another client attached to this operation", field="op_id"))
             final = encode(ExecReply(op_id=self.op_id, error=error))
-            await self._publish(old, final, {HEADER_FRAME: "x"})
+            await self.publish(old, final, {HEADER_FRAME: "x"})
 
     async def keep_alive(self, silent_s: float) -> None:
         """A sign of life, where nothing was sent for ``silent_s``. A client at a terminal
@@ -271,7 +272,7 @@ class Operation:
 
     async def _send(self, frame: str, data: bytes, more: dict[str, str] | None = None) -> None:
         self._sent_at = self._clock.monotonic()
-        await self._publish(self.reply_to, data, {HEADER_FRAME: frame, **(more or {})})
+        await self.publish(self.reply_to, data, {HEADER_FRAME: frame, **(more or {})})
 
     @property
     def held_bytes(self) -> int:
@@ -289,9 +290,9 @@ class Operation:
         elif frame == "w":
             self._confirm(count_of(data))
         elif frame == "s":
-            self._orders.put(signal_of(data))
+            self.orders.put(signal_of(data))
         elif frame == "z":
-            self._orders.put(size_of(data))
+            self.orders.put(size_of(data))
         elif frame == "c":
             self.cancel()
         else:
@@ -369,7 +370,7 @@ class Operation:
 
     def control_to(self, take: Callable[[str | Resize], None]) -> None:
         """Gives signals for the command and sizes of its terminal to ``take``."""
-        self._orders.give_to(take)
+        self.orders.give_to(take)
 
     # -- its end ------------------------------------------------------------------
 

@@ -49,6 +49,16 @@ class Orders:
             take(order)
 
 
+    def end(self) -> None:
+        """Nobody takes them any more. Who did refers to the operation, and it to this: a
+        circle that only the collector would find."""
+        self._take = _nobody
+
+
+def _nobody(_order: Order) -> None:
+    return
+
+
 def signal_of(data: bytes) -> str:
     """The name of a signal without SIG. Raises ``InvalidRequest``."""
     name = data.decode("ascii", "replace").upper().removeprefix("SIG")

@@ -5,6 +5,7 @@ Owns: typed errors of ends, the reply that is kept. Does not own: sending it (do
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -31,6 +32,14 @@ def death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
 def did_not_begin(error: DsecError | None) -> bool:
     """Whether the same operation may be tried again."""
     return isinstance(error, Unavailable | CapacityExhausted)
+
+
+def count(counts: Counter[str], op: Operation, error: DsecError | None) -> None:
+    """How it came and ended."""
+    counts["ended"] += 1
+    counts["repeated"] += op.again
+    counts["failed_infra"] += error is not None and error.is_infra
+    counts["unknown"] += error is not None and error.details.get("outcome") == "unknown"
 
 
 async def repeated(row: ExecRow, op: Operation, sandbox: Sandbox, verb: Verb, request: Any) -> Any:

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import http.client
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from schemas.exec import UploadTarget
-from services.edge import scrub
+from services.edge import scrub, scrubgit
 from shared.blobs.layout import CHUNKS_NAME, DATA_NAME, META_NAME, LayerFiles, LayerManifest
 from shared.blobs.scratch import disk_errors
 from shared.erofs.collapse import merged
 from shared.erofs.dirlayer import DirectoryLayer
+from shared.erofs.kernelmount import open_beneath
 from shared.erofs.layertree import Inode
 from shared.erofs.writer import build_layer
 from shared.errors import InvalidRequest, Unavailable
 
 ENTRIES_MAX = 2_000_000
+SEEN_BYTES_MAX = 1 << 20
 PUT_S = 60.0
 """A store that takes nothing for so long has failed."""
 PUT_TRIES = 3
@@ -40,9 +44,18 @@ class Packed:
     report: scrub.Report
 
 
+@dataclass(frozen=True, slots=True)
+class Scrub:
+    """What to leave out. ``root``: where the sandbox's files are seen, to tell which of
+    git's objects are needed; ``None``: git's objects stay."""
+
+    rules: Sequence[scrub.Rule] = ()
+    root: Path | None = None
+
+
 def pack(
-    folders: Sequence[Path], target: UploadTarget, *, rules: Sequence[scrub.Rule],
-    scratch: Path, tick: Callable[[int], None],
+    folders: Sequence[Path], target: UploadTarget, *, leave_out: Scrub, scratch: Path,
+    tick: Callable[[int], None],
 ) -> Packed:  # fmt: skip
     """Makes one layer of ``folders`` (bottom to top) and puts it to ``target``. ``scratch``
     is a folder to work in where that is remote; ``tick`` is called often and may raise.
@@ -52,7 +65,9 @@ def pack(
     place = _emptied(Path(target.folder) if target.folder is not None else scratch)
     with ExitStack() as stack:
         root = _tree(folders, stack)
-        report = scrub.scrub(root, rules)
+        report = scrub.scrub(root, leave_out.rules)
+        if leave_out.root is not None:
+            scrubgit.scrub(root, partial(_seen, leave_out.root), report)
         try:
             with disk_errors():
                 files = build_layer(root, place, progress=tick)
@@ -82,6 +97,21 @@ def _tree(folders: Sequence[Path], stack: ExitStack) -> Inode:
     for above in roots[1:]:
         tree = merged(tree, above, keep_whiteouts=True)
     return tree
+
+
+def _seen(root: Path, path: bytes) -> bytes | None:
+    """A small file of the sandbox as it sees it; no link leads out of it."""
+    try:
+        top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = open_beneath(top, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        finally:
+            os.close(top)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        whole = stat.S_ISREG(os.fstat(fd).st_mode)
+        return file.read(SEEN_BYTES_MAX) if whole else None
 
 
 def _hand_over(folder: Path) -> None:

@@ -194,6 +194,16 @@ def exec_begun(claim: Claim) -> Change:
     )
 
 
+def exec_whole(claim: Claim, reply: bytes, at: float) -> Change:
+    """An operation that has ended before its intent was written."""
+    values = (claim.uid, claim.op_id, claim.hash, claim.at, claim.seq, claim.body or None)
+    return (
+        "insert or ignore into exec (uid, op_id, hash, at, seq, record, reply, ended_at) "
+        "values (?,?,?,?,?,?,?,?)",
+        (*values, reply, at),
+    )
+
+
 def exec_text(uid: str, op_id: str, record: bytes) -> Change:
     """The record of an intent that was kept without."""
     return (
@@ -352,6 +362,12 @@ def untold(db: sqlite3.Connection) -> Iterator[Told]:
     """Operations of which the services do not have all yet, oldest first, read as they are
     taken."""
     yield from db.execute(_RECORD + f"where seq > 0 and not {_TOLD} order by at, seq")
+
+
+def newest_execs(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Sandbox and id of the operations that are kept longest."""
+    query = "select uid, op_id from exec order by at desc limit ?"
+    return db.execute(query, (MAX_EXECS,)).fetchall()
 
 
 def _handle_text(handle: Handle) -> str:

@@ -6,7 +6,7 @@ is called, whether a spec can be honoured. Does not own: doing it (actor, superv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -121,10 +121,21 @@ def check_spec(spec: SandboxSpec, report: BackendReport) -> DsecError | None:
         if feature is None or not feature.supported:
             why = feature.reason if feature else "unknown to this backend"
             return PolicyDenied(f"{name} can't be enforced on this node: {why}", field="require")
+    carried = report.features.get("routes")
+    if spec.routes and not (carried and carried.supported):
+        return Unsupported(f"backend {spec.backend} has no routes", field="routes")
     pause = report.features.get("pause")
     if spec.on_timeout == "pause" and not (pause and pause.supported):
         why = pause.reason if pause else "it stops only"
         return Unsupported(f"backend {spec.backend} can't pause: {why}", field="on_timeout")
+    return None
+
+
+def check_routes(spec: SandboxSpec, known: Collection[str]) -> DsecError | None:
+    """Why this node can't give the routes of ``spec``, if it can't."""
+    unknown = sorted(set(spec.routes) - set(known))
+    if unknown:
+        return Unsupported(f"this node has no route {', '.join(unknown)}", field="routes")
     return None
 
 

@@ -19,7 +19,8 @@ class Settings(Common, kw_only=True):
     are names, comma separated. ``capacity_*`` replace what the probe finds; a
     factor of overcommit multiplies them. Floors are what must stay free for a
     start to be admitted; ``pressure_*`` are the shares of stalled time (0…1) over
-    which nothing starts."""
+    which nothing starts. ``routes``: addresses that sandboxes may be given, as
+    ``name=host:port`` with commas between; the bus is one by the name ``bus``."""
 
     node: str
     state_dir: str = "/var/lib/dsec/edge"
@@ -46,6 +47,7 @@ class Settings(Common, kw_only=True):
     ops_per_sandbox: int = 64
     ops_per_node: int = 2_048
     connections_per_sandbox: int = 128
+    routes: str = ""
     trajectory: bool = True
     trajectory_output_bytes: int = 1024 * 1024
     trajectory_request_bytes: int = 256 * 1024

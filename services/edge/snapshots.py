@@ -71,11 +71,12 @@ async def run_pack(sandbox: Sandbox, request: PackRequest, op: object) -> PackRe
     driver = snapshotting(sandbox)
     captured = await capture(sandbox, request.op_id)
     folders = [Path(folder) for folder in captured.folders]
+    leave_out = packing.Scrub(rules, Path(captured.root) if request.scrub else None)
     scratch = folders[-1].with_name("layer")
     try:
         packed = await _thread(
             lambda tick: packing.pack(
-                folders, request.target, rules=rules, scratch=scratch, tick=tick
+                folders, request.target, leave_out=leave_out, scratch=scratch, tick=tick
             )
         )
     finally:

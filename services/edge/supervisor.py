@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -71,6 +71,7 @@ class Supervisor:
     def __init__(
         self, drivers: Mapping[str, Driver], *, journal: Journal, observer: Observer,
         locator: Locator, clock: Clock, bounds: Bounds, measured: Callable[[], Measured],
+        added: Callable[[Sandbox], None] = lambda _: None, routes: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._drivers = dict(drivers)
         self._closed = set(drivers)  # not opened yet
@@ -78,6 +79,8 @@ class Supervisor:
         self._observer = observer
         self._clock = clock
         self._limits = bounds.limits
+        self._added = added
+        self._routes = routes
         self._measured = measured
         self.reports: dict[str, BackendReport] = {}
         self.sandboxes: dict[str, Sandbox] = {}
@@ -128,7 +131,7 @@ class Supervisor:
         backend = row.accepted.resolved.spec.backend
         driver = self._drivers.get(backend)
         if driver is not None:
-            self._add(row, driver).launch()
+            self._launch(self._add(row, driver))
             return
         observation = Observation(
             uid=row.uid, generation=row.generation, observed="failed", cause="runtime",
@@ -223,7 +226,7 @@ class Supervisor:
         if driver is None:
             error = Unsupported(f"this node has no backend {spec.backend}", field="backend")
         else:
-            error = admit(
+            error = rules.check_routes(spec, self._routes) or admit(
                 rules.demand(spec), committed=self.committed, limits=self._limits,
                 measured=self._measured(),
             )  # fmt: skip
@@ -236,7 +239,7 @@ class Supervisor:
         sandbox = self._add(row, driver)
         decided.added.append(sandbox)
         decided.changes.append(records.accept(row))
-        decided.actions.append(sandbox.launch)
+        decided.actions.append(lambda: self._launch(sandbox))
 
     def _refuse(self, item: StartItem, error: DsecError, decided: _Decided) -> None:
         observation = Observation(
@@ -334,6 +337,10 @@ class Supervisor:
         self.sandboxes[sandbox.uid] = sandbox
         self.committed = self.committed.plus(sandbox.demand)
         return sandbox
+
+    def _launch(self, sandbox: Sandbox) -> None:
+        sandbox.launch()
+        self._added(sandbox)
 
     def _gone(self, sandbox: Sandbox) -> None:
         if self.sandboxes.get(sandbox.uid) is sandbox:

@@ -27,6 +27,7 @@ from services.edge import records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
 from services.edge.claims import Claim
+from services.edge.execs import Execs
 from services.edge.journal import Journal
 from services.edge.link import Link
 from services.edge.logged import Logged
@@ -57,12 +58,13 @@ class Trail:
     kept of each stream. ``on`` false: no operation gets a record."""
 
     def __init__(
-        self, *, node: str, link: Link, journal: Journal, output_bytes: int, request_bytes: int,
-        on: bool = True,
+        self, *, node: str, link: Link, journal: Journal, execs: Execs, output_bytes: int,
+        request_bytes: int, on: bool = True,
     ) -> None:  # fmt: skip
         self._node = node
         self._link = link
         self._journal = journal
+        self._execs = execs
         self._output_bytes = output_bytes
         self._request_bytes = request_bytes
         self._on = on
@@ -172,6 +174,7 @@ class Trail:
                 await asyncio.sleep(BACKOFF_MAX_S)
 
     async def _catch_up(self) -> None:
+        self._execs.tell()
         found, self._behind = await self._journal.run(_untold)
         for record in filter(None, map(record_of, found)):
             if (record.uid, record.seq) not in self._waiting:
@@ -182,6 +185,7 @@ class Trail:
 
     async def _tell(self) -> None:
         while self._waiting:
+            self._execs.tell()  # first the intents, then that they are told
             batch = self._batch()
             data = encode(Records(node=self._node, records=batch))
             try:
@@ -211,6 +215,7 @@ class Trail:
     async def page(self, sandbox: Sandbox, request: TrajectoryRequest, op: Operation) -> Page:
         """verb ``trajectory``: what the journal has. Raises ``Unavailable``."""
         uid, last = sandbox.uid, sandbox.numbers.last
+        self._execs.tell()  # of what just began
 
         def read(db: sqlite3.Connection) -> tuple[list[Record], bool]:
             found = map(record_of, records.trajectory(db, uid, request.after))

@@ -34,6 +34,7 @@ from services.edge.drivers.base import (
     Resumable,
 )  # fmt: skip
 from services.edge.drivers.offers import offered
+from services.edge.noted import noted
 from services.edge.operation import Operation
 from services.edge.ports import Connection, run_connect
 from shared.errors import InvalidRequest, SandboxDied, Unavailable
@@ -90,6 +91,7 @@ def check_exec(request: ExecRequest) -> None:
 async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> ExecReply:
     """Runs a command; see :class:`schemas.exec.ExecRequest`."""
     handle = sandbox.present()
+    sandbox.activity.noted.extend(noted(request.argv, request.shell))
     op.streaming, op.terminal = request.stream, request.pty is not None
     op.late = request.stream and request.late
     if request.stdin_data is not None:

@@ -16,13 +16,17 @@ from schemas.base import ErrorReply, encode
 from schemas.job import JobCommand, JobPage, JobQuery, JobReply
 from services.scheduler import decide, jobstore, leases
 from services.scheduler.model import Changes, Sandbox
-from services.scheduler.work import Work
+from services.scheduler.work import Unit, Work
+from shared import lifecycle
 from shared.bus import Incoming, Outgoing
 from shared.db import Database
 from shared.errors import DsecError
 from shared.wire import to_wire
 
 log = logging.getLogger(__name__)
+
+BY = "reconciler"
+"""Who is noted to have paused, resumed and stopped what follows from a lease."""
 
 
 class Jobs:
@@ -40,15 +44,16 @@ class Jobs:
         """Opens and renews, in order, in one transaction; each is answered for itself."""
         if not commands:
             return
-        replies: list[Outgoing] = []
-        async with self._db.transaction() as connection:
+        async with self._work.unit() as unit:
+            connection = unit.connection
             rows = await jobstore.lock(connection, {(c.project, c.request.job) for c in commands})
             now, before = time.time(), dict(rows)
             for command in commands:
                 key = (command.project, command.request.job)
                 reply: JobReply | ErrorReply
                 try:
-                    rows[key] = _judge(rows[key], command, now)
+                    first = rows[key] is before[key]
+                    rows[key] = await self._judge(unit, rows[key], command, now, first=first)
                     counts = await jobstore.counts(connection, command.project, [key[1]])
                     info = leases.info_of(rows[key], counts[key[1]])
                     reply = JobReply(request_id=command.request.request_id, job=info)
@@ -56,10 +61,34 @@ class Jobs:
                     request_id = command.request.request_id
                     reply = ErrorReply(error=to_wire(exc), request_id=request_id)
                 if command.reply_to:
-                    replies.append(Outgoing(command.reply_to, encode(reply)))
+                    unit.replies.append(Outgoing(command.reply_to, encode(reply)))
             changed = [row for key, row in rows.items() if row is not before[key]]
             await jobstore.save(connection, changed)
-        await self._work.reply(replies)
+
+    async def _judge(
+        self, unit: Unit, row: leases.Job, command: JobCommand, now: float, *, first: bool
+    ) -> leases.Job:
+        if command.verb == "renew":
+            held = leases.renewed(row, command.request, at=now)
+        else:
+            held = leases.opened(row, command.request, principal=command.principal, at=now)
+        if row.state != leases.LAPSED or row.on_lost != "pause":
+            return held
+        if not first:  # of this batch: the rows are ours already
+            return leases.lost_still(held, before=row)
+        return await self._revive(unit, row, held)
+
+    async def _revive(self, unit: Unit, lost: leases.Job, held: leases.Job) -> leases.Job:
+        """Somebody holds it again, and may wait for commands that the loss froze: to follow
+        what was begun wakes nothing, so only this lets them go on."""
+        rows = await jobstore.lock_paused_by_loss(unit.connection, lost, by=BY)
+        unit.changes.load(rows)
+        paused = [row for row in rows if row.state == lifecycle.PAUSED]
+        for row in paused:
+            decide.ask(
+                unit.changes, row, "resume", at=time.time(), by=BY, deadlines=self._work.deadlines
+            )
+        return held if len(paused) == len(rows) else leases.lost_still(held, before=lost)
 
     async def lapse(self) -> int:
         """A portion of the leases that ran out: their jobs are lost. Not before this
@@ -91,7 +120,7 @@ class Jobs:
 
         def pause(changes: Changes, row: Sandbox) -> None:
             decide.ask(
-                changes, row, "pause", at=time.time(), by="reconciler",
+                changes, row, "pause", at=time.time(), by=BY,
                 deadlines=self._work.deadlines,
             )  # fmt: skip
 
@@ -102,7 +131,7 @@ class Jobs:
 
         def stop(changes: Changes, row: Sandbox) -> None:
             decide.stop(
-                changes, row, at=time.time(), by="reconciler", cause="job_lost",
+                changes, row, at=time.time(), by=BY, cause="job_lost",
                 deadlines=self._work.deadlines, message=f"nobody holds job {row.job}",
             )  # fmt: skip
 
@@ -133,8 +162,3 @@ class Jobs:
             next=rows[-1].id if more else None,
         )
 
-
-def _judge(row: leases.Job, command: JobCommand, now: float) -> leases.Job:
-    if command.verb == "renew":
-        return leases.renewed(row, command.request, at=now)
-    return leases.opened(row, command.request, principal=command.principal, at=now)

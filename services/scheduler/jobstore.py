@@ -119,6 +119,23 @@ async def lock_to_pause(connection: AsyncConnection, limit: int) -> list[Sandbox
     return [sandbox_of(r) for r in await fetch(connection, _TO_PAUSE, n=limit)]
 
 
+_PAUSED_BY_LOSS = text(
+    SELECT + "where s.project = :project and s.job = :job and s.state in ('pausing', 'paused') "
+    "and exists (select from (select t.event, t.by, t.at from transition t "
+    "where t.uid = s.uid and t.source = 'running' order by t.id desc limit 1) as l "
+    "where l.event = 'pause' and l.by = :by and l.at >= to_timestamp(:lapsed)) "
+    "order by s.uid for update of s"
+)
+
+
+async def lock_paused_by_loss(connection: AsyncConnection, job: Job, *, by: str) -> list[Sandbox]:
+    """The sandboxes that were paused, by ``by``, because this job was lost, locked."""
+    rows = await fetch(
+        connection, _PAUSED_BY_LOSS, project=job.project, job=job.id, by=by, lapsed=job.lapsed_at
+    )
+    return [sandbox_of(r) for r in rows]
+
+
 async def lock_to_stop(connection: AsyncConnection, limit: int) -> list[Sandbox]:
     """A portion of the sandboxes of lapsed jobs that are to be stopped, locked."""
     return [sandbox_of(r) for r in await fetch(connection, _TO_STOP, n=limit)]

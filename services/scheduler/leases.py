@@ -62,6 +62,12 @@ def renewed(job: Job, request: JobRequest, *, at: float) -> Job:
     )  # fmt: skip
 
 
+def lost_still(job: Job, *, before: Job) -> Job:
+    """The job, held again, while some of its sandboxes are on their way to the pause that
+    ``before``, its loss, asked for: the next renewal finds them there."""
+    return replace(job, state=before.state, lapsed_at=before.lapsed_at)
+
+
 def stopped(job: Job, *, asked_at: float, at: float) -> Job:
     """The job after a stop of all its sandboxes: what was asked for before the stop
     starts nothing any more. Its lease goes on."""

@@ -1,4 +1,4 @@
-"""The commands of a step as text for a shell, and how one is told from another. Pure.
+"""The commands of a step as text for a shell. Pure.
 
 Every command begins by appending its number to a file: what ran twice is there twice,
 what never ran is not there.
@@ -6,7 +6,6 @@ what never ran is not there.
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 
 from sim.chaos.trace import Step
@@ -39,11 +38,6 @@ d="/tmp/site-{n}"; os.makedirs(d)
 for i in range({mb}): open(f"{{d}}/{{i}}.py","wb").write(b"x=1\\n"*(1<<18))
 time.sleep({s})
 """
-
-
-def op_id(job: str, rollout: str, step: int) -> str:
-    """The id that this step's operation always has, whichever process asks for it."""
-    return hashlib.sha256(f"{job}/{rollout}/{step}".encode()).hexdigest()[:26]
 
 
 def command(step: Step) -> str:

@@ -2,8 +2,8 @@
 
 Started with a plan on its standard input; the key comes in the environment. It tells
 what happens on standard output, a JSON object a line, and keeps finished rollouts in a
-file, as trainers do. It has no other memory: started again, it repeats every step from
-the first on, with the ids that the steps' operations always have.
+file, as trainers do. It has no other memory: started again, it makes every call from the
+first one on, through ``fast_forward``, which answers from the sandbox's log.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 
 from libdsec import DSecClient, ExecResult, Sandbox
 from libdsec.errors import DSecError
+from libdsec.forward import FastForward
 from libdsec.jobs import Job
 from libdsec.verify import grade
 from sim.chaos import script
@@ -179,6 +180,7 @@ class Agent:
         self._plan = plan
         self._exercise = exercise
         self._rollout = rollout
+        self._steps = sandbox.fast_forward()
 
     async def work(self) -> None:
         """All steps, then what is handed in."""
@@ -215,7 +217,6 @@ class Agent:
         tell("step", kind=step.kind, ms=took_s * 1e3, **facts)
 
     async def _call(self, step: Step) -> ExecResult | None:
-        files = self._sandbox.files
         note = f"{WORKSPACE}/notes/{step.number}.md"
         match step.kind:
             case "exec" | "session":
@@ -224,24 +225,38 @@ class Agent:
                 return await self._command(step, "grep -rnc import /workspace | tail -5")
             case "read":
                 some = f"{WORKSPACE}/{min(self._exercise.workspace)}"
-                await patiently("read", lambda: files.read(some))
+                await patiently("read", lambda: self._at(step).files.read(some))
             case "glob":
-                await patiently("glob", lambda: files.glob(f"{WORKSPACE}/**/*.py"))
+                every = f"{WORKSPACE}/**/*.py"
+                await patiently("glob", lambda: self._at(step).files.glob(every))
             case "edit" | "write":
-                await patiently("write", lambda: files.write(note, b"n" * step.size))
+                content = b"n" * step.size
+                await patiently("write", lambda: self._at(step).files.write(note, content))
         return None
 
     async def _command(self, step: Step, line: str) -> ExecResult:
-        key = script.op_id(self._plan.job, self._rollout.name, step.number)
         timeout = step.seconds if step.work == "hang" else COMMAND_S
-        run = self._sandbox.run_shell if step.kind == "session" else self._sandbox.exec
-        return await patiently(step.kind, lambda: run(line, op_id=key, timeout=timeout))
+
+        async def run() -> ExecResult:
+            at = self._at(step)
+            call = at.run_shell if step.kind == "session" else at.exec
+            return await call(line, timeout=timeout)
+
+        return await patiently(step.kind, run)
+
+    def _at(self, step: Step) -> FastForward:
+        """Where the step's calls are counted: by themselves, as some overlap, and from the
+        first one on, as some are made again."""
+        return self._steps.thread(str(step.number))
 
 
 def _digest(result: ExecResult) -> str:
-    """What a step came to, for comparison: not how long it took."""
-    ended = (result.exit_code, result.timed_out, result.oom_killed, result.truncated)
-    return hashlib.sha256(repr(ended).encode() + result.stdout).hexdigest()[:16]
+    """What a step came to, for comparison: not how long it took. The second half is that
+    of its output; there is none where a part of it was not kept and the result says so."""
+    ended = repr((result.exit_code, result.timed_out, result.oom_killed)).encode()
+    whole = not any(result.truncated)
+    parts = [ended, *([result.stdout] if whole else [])]
+    return "/".join(hashlib.sha256(part).hexdigest()[:12] for part in parts)
 
 
 async def _lines(sandbox: Sandbox, path: str) -> list[str]:

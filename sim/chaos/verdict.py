@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sim.chaos.run import Account
+from sim.chaos.run import Account, same
 from sim.chaos.trace import Trace
 
 SHOWN = 8
@@ -84,7 +84,8 @@ def _reward(account: Account, name: str) -> float | None:
 
 def _results(peace: Account, faulted: Account) -> list[str]:
     both = peace.digests.keys() & faulted.digests.keys()
-    return [f"{n}/{s}" for n, s in sorted(both) if peace.digests[n, s] != faulted.digests[n, s]]
+    pairs = {key: (peace.digests[key], faulted.digests[key]) for key in sorted(both)}
+    return [f"{name}/{step}" for (name, step), pair in pairs.items() if not same(*pair)]
 
 
 def _missing(trace: Trace, happened: Sequence[str]) -> list[str]:

@@ -11,10 +11,27 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from devstack.process import free_port
 from libdsec import DSecClient
 from services.local import LocalOptions, LocalSystem
 
 SETTLE_S = 30.0
+RESPONSES = """
+[[response]]
+project = "strict*"
+rule = "test_file_edit"
+do = "kill"
+
+[[response]]
+project = "strict*"
+rule = "processes_at_grading"
+do = "freeze"
+
+[[response]]
+project = "strict*"
+rule = "protected_file_edit"
+do = "quarantine"
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
+def _strict(factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Findings of projects whose name begins with ``strict`` are answered."""
+    responses = factory.mktemp("audit") / "responses.toml"
+    responses.write_text(RESPONSES)
+    return {"DSEC_AUDIT_RESPONSES": str(responses)}
+
+
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalSystem]:
     """Two nodes with the fake backend: everything but a kernel."""
@@ -34,6 +58,7 @@ async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
         nodes=2,
         state_dir=tmp_path_factory.mktemp("fake"),
         image_roots=[tmp_path_factory.mktemp("images")],
+        env=_strict(tmp_path_factory),
     )
     async with LocalSystem(options) as system:
         yield system
@@ -43,11 +68,13 @@ async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 async def container_system(
     tmp_path_factory: pytest.TempPathFactory, base_image: Any
 ) -> AsyncIterator[LocalSystem]:
-    """One node with real containers and an image ``py:3.11`` registered."""
+    """One node with real containers and an image ``py:3.11`` registered; sandboxes may be
+    given a route ``model``."""
     options = LocalOptions(
         driver="container",
         state_dir=tmp_path_factory.mktemp("containers"),
         image_roots=[base_image, tmp_path_factory.mktemp("images")],
+        env={**_strict(tmp_path_factory), "DSEC_ROUTES": f"model=127.0.0.1:{free_port()}"},
     )
     async with LocalSystem(options) as system:
         async with open_client(system) as client:

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from libdsec import DSecClient, DSecContainerRunArgs, DSecError, Forbidden, Sandbox
+from libdsec import (
+    DSecClient,
+    DSecContainerRunArgs,
+    DSecError,
+    DSecRunArgs,
+    Forbidden,
+    Sandbox,
+)
 from libdsec._wire import GradingObservation
 from libdsec.audit import Chain
 from libdsec.ocsf import FINDING
@@ -114,7 +121,7 @@ async def _is_whole(
     assert (bomb.severity, bomb.job, bomb.task) == ("high", "audited", "t-17")
     assert bomb.principal == trainer.principal
     assert bomb.project == trainer.project
-    assert bomb.count >= 800
+    assert bomb.count >= 100
     assert found["output_flood"].count >= 64 << 20
     explained = await guard.audit.explain(bomb.id)
     assert explained.rule is not None
@@ -142,3 +149,67 @@ async def test_the_security_key_can_do_nothing_but_look(guard: DSecClient) -> No
         with pytest.raises((Forbidden, DSecError)) as caught:
             await call()
         assert caught.value.code == "forbidden"
+
+
+@pytest.mark.parametrize(
+    ("what", "state", "cause"),
+    [("test_file_edited", "stopped", "policy_violation"), ("process_alive", "paused", None)],
+)
+async def test_a_response_is_carried_out_and_recorded_under_audits_name(
+    fake_system: LocalSystem, client: DSecClient, what: Any, state: str, cause: str | None
+) -> None:
+    project = (await client.projects.create(f"strict-{state}")).id
+    async with open_client(fake_system, project=project) as trainer:
+        box = await trainer.create(DSecRunArgs(backend="fake", memory_limit_mb=16), timeout=30)
+        seen = [GradingObservation(what=what, subject="x")]
+        await trainer.audit.report(box.uid, seen)
+
+        async def answered() -> Any:
+            info = await box.info()
+            return info if info.state == state else None
+
+        info = await until(answered, what=f"a sandbox that is {state}")
+        assert info.cause == cause
+
+        async def recorded() -> Any:
+            return [e async for e in trainer.audit.list(kind="access", principal="audit")]
+
+        (entry,) = await until(recorded, what="audit's own request")
+        assert (entry.record["target"], entry.record["outcome"]) == (box.uid, "ok")
+
+
+async def test_a_full_disk_is_found_where_disks_are_limited(client: DSecClient) -> None:
+    args = DSecRunArgs(backend="fake", memory_limit_mb=16, disk_limit_mb=1)
+    async with await client.create(args, timeout=30) as box:
+        await box.files.write("/half", b"x" * 500_000)
+        await asyncio.sleep(2.5)
+        assert [e async for e in client.audit.list(kind="finding", target=box.uid)] == []
+        await box.files.write("/rest", b"x" * 540_000)
+
+        async def found() -> Any:
+            return [e async for e in client.audit.list(kind="finding", target=box.uid)]
+
+        (entry,) = await until(found, what="a finding")
+        assert entry.record["rule"] == "disk_fill"
+
+
+async def test_a_quarantined_sandbox_stands_still_and_its_disk_is_kept(
+    container_system: LocalSystem, containers: DSecClient
+) -> None:
+    project = (await containers.projects.create("strict-kept")).id
+    async with (
+        open_client(container_system, project=project) as trainer,
+        await trainer.run_container(args()) as box,
+    ):
+        await box.files.write("/tmp/evidence", b"of it")
+        seen = [GradingObservation(what="protected_file_edited", subject="conftest.py")]
+        await trainer.audit.report(box.uid, seen)
+
+        async def kept() -> Any:
+            paused = (await box.info()).state == "paused"
+            images = await trainer.images.list()
+            return [i for i in images if i.kind == "snapshot"] if paused else None
+
+        (image,) = await until(kept, what="a paused sandbox and its snapshot")
+        found = [e async for e in trainer.audit.list(kind="finding", target=box.uid)]
+        assert found[0].record["snapshot"] == image.name.partition(":")[0]

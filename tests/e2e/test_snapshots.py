@@ -43,14 +43,17 @@ async def test_a_session_becomes_an_environment(containers: DSecClient, sandbox:
     """(S11)"""
     await sandbox.exec(
         "echo made > /made; echo token > /root/.netrc; echo x > /tmp/x; mkdir -p /opt/keys && "
-        "echo k > /opt/keys/k; rm /etc/motd; true", check=True,
+        "echo k > /opt/keys/k; rm /etc/motd; mkdir -p /r/.git/objects/ab /r/.git/refs; "
+        f"echo 'ref: refs/heads/main' > /r/.git/HEAD; echo x > /r/.git/objects/ab/{'0' * 38}",
+        check=True,
     )  # fmt: skip
     layer = await sandbox.pack_diff("made:1", remove=["/opt/keys/*"])
     assert layer.name == "made:1"
     assert layer.digest not in layer.parents
     removed = {(r.path, r.rule) for r in layer.removed}
     assert removed >= {
-        ("/root/.netrc", "credentials"), ("/tmp/x", "temporary"), ("/opt/keys/k", "asked")
+        ("/root/.netrc", "credentials"), ("/tmp/x", "temporary"), ("/opt/keys/k", "asked"),
+        (f"/r/.git/objects/ab/{'0' * 38}", "git"),
     }  # fmt: skip
     image = await containers.images.get("made:1")
     found = image.provenance
@@ -157,6 +160,29 @@ async def test_who_may_run_may_not_pack(container_system: LocalSystem, container
         await containers.images.get("stolen")
 
 
+async def test_what_one_project_packs_changes_nothing_for_another(
+    containers: DSecClient, container_system: LocalSystem, sandbox: Sandbox
+) -> None:
+    """(S09) The same name in a project below is another image there, and what branches
+    and restored sandboxes write in shared layers is their own."""
+    await sandbox.exec("echo ours > /whose", check=True)
+    ours = await sandbox.pack_diff("shared:1")
+    child = await containers.projects.create("other", id="other")
+    args = DSecContainerRunArgs(container_image="shared:1", memory_limit_mb=64)
+    async with (
+        open_client(container_system, project=child.id) as client,
+        await client.create(args) as theirs,
+        await containers.create(args) as before,
+    ):
+        assert await said(theirs, "cat /whose; echo theirs > /whose") == "ours\n"
+        await theirs.pack_diff("shared:1")
+        assert await said(before, "cat /whose") == "ours\n"
+        async with await containers.create(args) as after, await client.create(args) as own:
+            assert await said(after, "cat /whose") == "ours\n"
+            assert await said(own, "cat /whose") == "theirs\n"
+    assert (await containers.images.get("shared:1")).layers[-1].digest == ours.digest
+
+
 async def test_bad_requests_are_named(containers: DSecClient, sandbox: Sandbox) -> None:
     with pytest.raises(Unsupported) as refused:
         await sandbox.snapshot(memory=True)
@@ -197,14 +223,20 @@ async def test_branches_are_all_or_none(
         assert len(await sandbox.fork(2)) == 2
 
 
-async def test_a_snapshot_of_what_ends_meanwhile_is_an_error_and_names_nothing(
+async def test_a_pack_of_what_ends_meanwhile_is_whole_or_has_no_name(
     containers: DSecClient,
 ) -> None:
     sandbox = await containers.create(ARGS)
-    await sandbox.exec("head -c 200000000 /dev/zero | tr '\\0' x > /large", check=True)
-    packing = asyncio.ensure_future(sandbox.pack_diff("never"))
+    large = "head -c 200000000 /dev/zero | tr '\\0' x > /large; sha256sum /large"
+    digest = (await sandbox.exec(large, check=True)).text
+    packing = asyncio.ensure_future(sandbox.pack_diff("perhaps"))
     await asyncio.sleep(0.05)
     await sandbox.stop()
-    with pytest.raises((SandboxDied, NotFound)):
-        await packing
-        await containers.images.get("never")
+    try:
+        layer = await packing
+    except (SandboxDied, NotFound):
+        with pytest.raises(NotFound):
+            await containers.images.get("perhaps")
+    else:  # the copy was made before its end
+        async with await containers.restore(layer) as restored:
+            assert await said(restored, "sha256sum /large") == digest

@@ -1,4 +1,4 @@
-"""Connections of an agent in terms of the port's ``Ports``.
+"""Connections of an agent in terms of the port's ``Ports`` and ``Accepting``.
 
 Owns: reaching TCP ports of a sandbox through its agent, for every backend that has one.
 Does not own: the connect itself, which the agent does in the sandbox's own network.
@@ -27,6 +27,15 @@ async def dial(agent: AgentClient, port: int, io: PortIO, *, wait_s: float = 0.0
         + wire.field(Tag.TIMEOUT_NS, int(CONNECT_S * 1e9))
         + wire.field(Tag.WAIT_NS, int(wait_s * 1e9))
     )
+    await _connect(agent, payload, io)
+
+
+async def accept(agent: AgentClient, port: int, io: PortIO) -> None:
+    """One connection that begins inside, as :func:`dial`; waits for it without a bound."""
+    await _connect(agent, wire.field(Tag.PORT, port) + wire.field(Tag.ACCEPT, 1), io)
+
+
+async def _connect(agent: AgentClient, payload: bytes, io: PortIO) -> None:
     connected = asyncio.Event()
 
     async def on_output(_stream: int, data: bytes) -> None:
@@ -55,3 +64,6 @@ class PortsOfAgent:
 
     async def dial(self, handle: Handle, port: int, io: PortIO, *, wait_s: float = 0.0) -> None:
         await dial(self._agent(handle)[0], port, io, wait_s=wait_s)
+
+    async def accept(self, handle: Handle, port: int, io: PortIO) -> None:
+        await accept(self._agent(handle)[0], port, io)

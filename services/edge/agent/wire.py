@@ -65,6 +65,7 @@ class Tag(IntEnum):
     PORT = 14
     WAIT_NS = 15
     IDLE_NS = 16
+    ACCEPT = 17
     FOP = 20
     PATH = 21
     DST = 22

@@ -307,6 +307,18 @@ class Ports(Protocol):
 
 
 @runtime_checkable
+class Accepting(Protocol):
+    """Optional (feature ``routes``): connections that begin in the sandbox."""
+
+    async def accept(self, handle: Handle, port: int, io: PortIO) -> None:
+        """Listens on 127.0.0.1 within the sandbox's network, waits for one connection to
+        ``port``, and returns when both its directions have ended. Between two calls
+        connections wait. Cancelling resets the connection. ``Conflict`` (field ``port``)
+        where something of the sandbox listens there, or where it broke off."""
+        ...
+
+
+@runtime_checkable
 class Counting(Protocol):
     """Optional: what sandboxes ran into, cheap enough to be read every second."""
 
@@ -372,7 +384,8 @@ class Captured:
     """What a sandbox had changed at one moment. ``folders`` (bottom to top) are like
     overlay's upper ones: whiteouts are devices of number 0, opaque folders carry overlay's
     mark. Nobody changes them. ``captures``: their ids. ``frozen_s``: how long the workload
-    stood still for it; ``bytes``: contents copied."""
+    stood still for it; ``bytes``: contents copied. ``root``: where the live sandbox's files
+    are seen, by who follows no link there."""
 
     id: str
     folders: Sequence[str]
@@ -380,6 +393,7 @@ class Captured:
     frozen_s: float = 0.0
     bytes: int = 0
     entries: int = 0
+    root: str = ""
 
 
 @runtime_checkable

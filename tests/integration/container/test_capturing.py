@@ -14,7 +14,7 @@ from services.edge import freezing, packing, scrub
 from services.edge.drivers.base import Handle, Layer
 from services.edge.drivers.container import ContainerDriver, capturing
 from shared.blobs.layout import DATA_NAME, META_NAME
-from shared.errors import CapacityExhausted, NotFound
+from shared.errors import CapacityExhausted, NotFound, SandboxDied
 from tests.conformance.harness import new_uid, run, until
 from tests.integration.container.harness import ContainerHarness
 
@@ -31,7 +31,7 @@ async def captured_layer(
         packed = await asyncio.to_thread(
             lambda: packing.pack(
                 [Path(f) for f in captured.folders], UploadTarget(folder=str(folder)),
-                rules=rules, scratch=folder, tick=lambda _n: None,
+                leave_out=packing.Scrub(rules), scratch=folder, tick=lambda _n: None,
             )
         )  # fmt: skip
     finally:
@@ -117,9 +117,28 @@ async def test_a_paused_sandbox_is_captured_and_stays_paused(
     assert (await run(driver, sandbox, "cat /kept")).stdout == b"kept\n"
 
 
+async def test_a_storm_of_processes_is_captured_and_ended(harness: ContainerHarness) -> None:
+    """(T11) A shell that copies itself up to its limit neither escapes the moment nor holds
+    it up, and its end takes no longer than another's."""
+    driver = harness.driver
+    handle = await driver.start(harness.spec(uid=new_uid(), pids=64))
+    storm = "f() { while :; do echo $$ > /storm; f & f & wait; done; }; f 2>/dev/null"
+    task = asyncio.ensure_future(run(driver, handle, storm))
+    groups = driver._live[handle.uid].groups
+    await until(lambda: len(driver.shells._cgroups.workload(groups)) > 20)
+    captured = await driver.capture(handle, new_uid())
+    assert (Path(captured.folders[0]) / "storm").exists()
+    await driver.release(captured.id)
+    async with asyncio.timeout(5):
+        await driver.stop(handle)
+    await asyncio.wait({task})
+    assert task.exception() is None or isinstance(task.exception(), SandboxDied)
+
+
 async def test_branches_share_what_was_captured_and_write_apart(
     harness: ContainerHarness, sandbox: Handle, tmp_path: Path
 ) -> None:
+    """(T09) And what they share is gone with the last of them."""
     driver, captures = harness.driver, harness.settings.captures_dir
     await run(driver, sandbox, "echo common > /common; rm /etc/group")
     captured = await driver.capture(sandbox, new_uid())

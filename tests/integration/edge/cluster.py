@@ -198,7 +198,7 @@ class Caller:
         if answer is None:
             return
         headers = dict(msg.headers or {})
-        kind = headers[HEADER_FRAME]
+        kind = headers.get(HEADER_FRAME, "x")
         answer.frames.append((kind, msg.data, headers))
         if kind == "x" and not answer.final.done():
             answer.final.set_result(msg.data)

@@ -307,7 +307,7 @@ async def test_the_security_teams_commands(
         await client.audit.report(_ids.new(), seen)
     guard = await client.keys.create("guard", grants=["audit.read"])
     dsec = Cli({**options, "api_key": guard.secret or ""})
-    told = json.loads(await dsec("audit", "tail", "--since", "1h", "--count", "1", "--json"))
+    told = await dsec("audit", "tail", "--since", "1h", "--count", "1", "--json")
     assert (told["rule"], told["uid"]) == ("processes_at_grading", sandbox.uid)
     explained = await dsec("audit", "explain", told["id"])
     assert "sleep 99" in explained

@@ -67,10 +67,30 @@ async def test_a_job_that_nobody_renews_is_paused_as_a_whole(world: World) -> No
     await counted(trainer, "run", {"paused": 4})
     assert [edge.live[u] for u in mine + other] == ["paused"] * 4 + ["running"]
     assert (await job_of(trainer, "run")).state == "lapsed"
-    again = await ask(trainer, "renew", "run", me, lease_s=60)
-    assert again.state == "leased"
-    await trainer.operate("resume", [], job="run")
+    again = await ask(trainer, "open", "run", ids.new(), lease_s=60)
+    assert again.epoch == 2
+    await counted(trainer, "run", {"running": 4})
     assert [edge.live[u] for u in mine] == ["running"] * 4
+
+
+async def test_a_holder_that_was_only_late_finds_its_commands_going_on(world: World) -> None:
+    """What the loss paused is resumed by the renewal; what somebody had paused stays so."""
+    await world.scheduler(**QUICK)
+    edge = await world.edge("n1")
+    trainer = await world.trainer()
+    me = ids.new()
+    await ask(trainer, "open", "late", me, lease_s=1.5)
+    mine = await trainer.create(4, job="late")
+    await trainer.settled(mine)
+    await trainer.operate("pause", [mine[0]])
+    await counted(trainer, "late", {"paused": 4})
+
+    async def revived() -> bool:
+        return (await ask(trainer, "renew", "late", me, lease_s=60)).state == "leased"
+
+    await eventually(revived, what="late is leased again")
+    await counted(trainer, "late", {"paused": 1, "running": 3})
+    assert [edge.live[u] for u in mine] == ["paused"] + ["running"] * 3
 
 
 async def test_renewals_keep_a_job_alive(world: World) -> None:

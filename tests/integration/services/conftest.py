@@ -33,7 +33,7 @@ do = "freeze"
 
 [[response]]
 rule = "forged_request"
-do = "quarantine"
+do = "tighten"
 """
 
 

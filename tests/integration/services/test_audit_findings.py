@@ -210,7 +210,7 @@ async def test_a_response_that_cannot_be_is_told_as_refused(
     heard = await Heard().on(bus, "dsec.audit.v1.refusing.>")
     await tell(bus, violation(uid, action="connect", path="/run/chronus/a.sock"))
     finding = decode((await heard.next()).data, Finding)
-    assert (finding.rule, finding.response) == ("forged_request", "quarantine")
+    assert (finding.rule, finding.response) == ("forged_request", "tighten")
     assert finding.refused is not None
     assert finding.refused.code == "unsupported"
 

@@ -65,7 +65,7 @@ async def begun(**facts: Any) -> tuple[Operation[ExecReply], Any]:
     async def say(kind: str, data: bytes, offset: str | None) -> None:
         headers = {HEADER_FRAME: kind, **({HEADER_OFFSET: offset} if offset is not None else {})}
         subject = f"dsec.out.v1.n1.me.c.{operation.token}"
-        await link.call(SimpleNamespace(subject=subject, data=data, headers=headers))
+        link.call(SimpleNamespace(subject=subject, data=data, headers=headers))
 
     return operation, SimpleNamespace(say=say, operations=operations)
 

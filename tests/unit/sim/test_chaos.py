@@ -95,12 +95,6 @@ def test_a_command_notes_its_number_before_it_works(tmp_path: Path, monkeypatch)
     assert (tmp_path / "session").read_text().split() == ["1"]
 
 
-def test_an_operation_has_one_id() -> None:
-    ids = {script.op_id("job", name, step) for name in "ab" for step in range(9)}
-    assert len(ids) == 18 and all(len(one) == 26 and one.isalnum() for one in ids)
-    assert script.op_id("job", "a", 0) in ids
-
-
 def finished(made: trace.Trace, **changes: object) -> Account:
     account = Account()
     for rollout in made.rollouts:
@@ -108,7 +102,7 @@ def finished(made: trace.Trace, **changes: object) -> Account:
                  "session_kept": True, "commands": 1}  # fmt: skip
         account.note({"event": "rollout", **facts, **changes})
         account.note({"event": "step", "name": rollout.name, "step": 0, "kind": "exec",
-                      "ms": 3.0, "over_ms": 1.0, "digest": "same"})  # fmt: skip
+                      "ms": 3.0, "over_ms": 1.0, "digest": "ended/output"})  # fmt: skip
     return account
 
 
@@ -152,11 +146,13 @@ def test_results_are_compared_with_the_first_answer_and_with_the_run_in_peace() 
     faulted = finished(SMALL)
     again = {"event": "step", "name": SMALL.rollouts[0].name, "step": 0, "kind": "exec",
              "ms": 1.0, "over_ms": 1.0}  # fmt: skip
-    faulted.note({**again, "digest": "same"})
+    faulted.note({**again, "digest": "ended/output"})
     assert failing(finished(SMALL), faulted) == []
-    faulted.note({**again, "digest": "other"})
+    faulted.note({**again, "digest": "ended"})  # its output was not kept, and it says so
+    assert failing(finished(SMALL), faulted) == []
+    faulted.note({**again, "digest": "ended/other"})
     assert failing(finished(SMALL), faulted) == ["no result changed when it was asked for again"]
     other = finished(SMALL)
-    other.digests[SMALL.rollouts[0].name, 0] = "other"
+    other.digests[SMALL.rollouts[0].name, 0] = "killed/output"
     assert failing(finished(SMALL), other) == ["results are those of the run in peace"]
-    assert verdict.figures(SMALL, faulted)["steps_repeated"] == 2
+    assert verdict.figures(SMALL, faulted)["steps_repeated"] == 3

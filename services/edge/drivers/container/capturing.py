@@ -99,7 +99,7 @@ class Capturing:
             raise
         return Captured(
             id, trees, (*below, id), frozen_s=done.frozen_s, bytes=done.bytes,
-            entries=done.entries,
+            entries=done.entries, root=f"/proc/{sandbox.handle.data['pid']}/root",
         )  # fmt: skip
 
     def _copy(self, sandbox: Sandbox, folder: Path, cancelled: Callable[[], bool]) -> _Noted:

@@ -100,7 +100,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         limited = Feature(True, f"cgroup {cgroups.mode}")
         features = {
             "exec": yes, "files": yes, "file_trees": yes, "sessions": yes, "pty": yes,
-            "ports": yes, "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
+            "ports": yes, "routes": yes,
+            "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
             "network_deny": Feature(True, NO_NETWORK),
             "network_allow": Feature(False, "containers have no network yet"),
             "disk_limit": Feature(False, "no quota on writable layers"),

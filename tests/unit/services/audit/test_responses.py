@@ -43,12 +43,12 @@ def finding(**facts: Any) -> Finding:
     ],
 )
 def test_the_first_choice_that_fits_counts(facts: dict[str, Any], verb: str | None) -> None:
-    told, request = decide(finding(**facts), read(TABLE))
+    told, requests = decide(finding(**facts), read(TABLE))
     assert told.refused is None
     if verb is None:
-        assert (told.response, request) == ("alert", None)
+        assert (told.response, requests) == ("alert", [])
         return
-    assert request is not None
+    (request,) = requests
     assert request.subject == f"dsec.req.v1.{told.project}.sandbox.{verb}.{PRINCIPAL}"
     body = json.decode(request.data)
     assert (body["uids"], body["cause"]) == ([told.uid], "policy_violation")
@@ -60,15 +60,22 @@ def test_the_same_finding_asks_for_the_same_thing() -> None:
     assert once == again
 
 
-@pytest.mark.parametrize("do", ["tighten", "quarantine"])
-def test_what_cannot_be_done_is_told_as_refused(do: str) -> None:
-    told, request = decide(finding(response=do), [])
-    assert request is None
-    assert told.response == do
+def test_a_quarantine_stops_it_and_keeps_its_disk_under_a_name_that_is_told() -> None:
+    told, (pause, snapshot) = decide(finding(response="quarantine"), [])
+    assert pause.subject.split(".")[5:] == ["pause", PRINCIPAL]
+    assert snapshot.subject.split(".")[5:] == ["snapshot", PRINCIPAL]
+    body = json.decode(snapshot.data)
+    assert (body["uid"], told.snapshot) == (told.uid, f"snapshot/{body['request_id']}")
+    assert json.decode(pause.data)["request_id"] != body["request_id"]
+
+
+def test_what_cannot_be_done_is_told_as_refused() -> None:
+    told, requests = decide(finding(response="tighten"), [])
+    assert (told.response, requests) == ("tighten", [])
     assert told.refused is not None
     assert told.refused.code == "unsupported"
-    told, request = decide(finding(response="kill", uid=None), [])
-    assert request is None
+    told, requests = decide(finding(response="kill", uid=None), [])
+    assert requests == []
     assert told.refused is not None
 
 

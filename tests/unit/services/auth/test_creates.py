@@ -45,6 +45,19 @@ def test_items_keep_their_order_spec_and_error(kinds: list[int]) -> None:
     assert covered == [i for i, k in enumerate(kinds) if k != 2]
 
 
+def test_a_denied_spec_refuses_its_items_alone() -> None:
+    create = read(GOOD, OTHER, GOOD)
+    error = WireError(code="forbidden", message="no", field="routes")
+    create.deny(create.spec_of[0], error)
+    assert create.refused == {0: error, 2: error}
+    assert [index for index, _, _ in create.runs()] == [1]
+    (command,) = pieces(create)
+    assert [item.refused for item in command.items] == [error, None, error]
+    every = read(GOOD, count=3)
+    every.deny(0, error)
+    assert list(every.runs()) == [] and set(every.refused) == {0, 1, 2}
+
+
 @pytest.mark.parametrize("count", [1, PIECE_ITEMS, PIECE_ITEMS + 1, 4096])
 def test_large_requests_go_in_pieces_that_cover_every_item_once(count: int) -> None:
     create = read(GOOD, count=count)

@@ -60,6 +60,14 @@ def test_only_what_exists_is_known() -> None:
     assert not any(map(known, ("sandbox.fly", "ship.*", "", "sandbox", "*.*", "sandbox.")))
 
 
+def test_routes_are_granted_by_the_names_that_operators_give_them() -> None:
+    assert all(map(known, ("route.bus", "route.model-7", "route.*")))
+    assert not any(map(known, ("route.", "route.Model", "route.a.b")))
+    assert uncovered(["route.bus", "sandbox.*"], ["route.bus", "route.model"]) == ["route.model"]
+    assert uncovered(["route.*"], ["route.bus", "route.model"]) == []
+    assert expand("route.*") == frozenset()  # no subject of the bus
+
+
 @given(st.dictionaries(st.sampled_from("abcd"), some_grants))
 def test_grants_hold_below_and_not_above_or_aside(given_: dict[str, list[str]]) -> None:
     assert effective(["a", "b"], given_) == set(given_.get("a", ())) | set(given_.get("b", ()))

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from schemas.base import HEADER_FRAME
 from schemas.exec import CONNECT_WINDOW_BYTES, HANGUP_S
 from services.edge import operation
 from services.edge.calls import Call
 from services.edge.ports import Connection, Room
 from shared.clock import FakeClock
 from shared.errors import CapacityExhausted, Conflict
+from tests.unit.services.edge.frames import kind_of
 
 CALL = Call("team", "n1", "u1", "connect", "alice")
 
@@ -27,8 +27,8 @@ class Wire:
             CALL, "op", hash_=b"h", reply_to="first", send=self.send, clock=self.clock
         )
 
-    async def send(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
-        self.sent.append((subject, headers[HEADER_FRAME]))
+    async def send(self, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
+        self.sent.append((subject, kind_of(headers)))
 
 
 async def test_a_client_that_comes_back_hears_of_the_end_of_output_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -57,7 +58,7 @@ class Node:
         self.sandboxes[uid] = SimpleNamespace(
             uid=uid, project="p", epoch=epoch, state="running", driver=self.driver,
             handle=SimpleNamespace(uid=uid),
-            activity=SimpleNamespace(idle_s=idle_s, dropped_bytes=0),
+            activity=SimpleNamespace(idle_s=idle_s, dropped_bytes=0, noted=deque()),
             accepted=SimpleNamespace(resolved=SimpleNamespace(spec=spec)),
         )  # fmt: skip
         return self.sandboxes[uid]
@@ -134,4 +135,19 @@ async def test_a_full_disk_is_told_once() -> None:
     node.driver.now["u1"] = Counters(disk_bytes=10 << 20)
     (told,) = await node.told()
     assert told.rule == "disk_limit"
+    assert await node.told() == []
+
+
+async def test_commands_worth_a_word_are_told_when_the_bus_takes_them() -> None:
+    node = Node()
+    box = node.add("u1")
+    box.activity.noted.extend(["git log --all", "git reflog", "git log --all"])
+    node.bus.away = True
+    with pytest.raises(Unavailable):
+        await node.told()
+    node.bus.away = False
+    told = await node.told()
+    assert [(v.source, v.action, v.subject, v.count) for v in told] == [
+        ("observer", "exec", "git log --all", 2), ("observer", "exec", "git reflog", 1),
+    ]  # fmt: skip
     assert await node.told() == []

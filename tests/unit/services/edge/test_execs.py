@@ -3,6 +3,7 @@ committed they need no slot, and nothing is known that is not so."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from services.edge import claims, records
+from services.edge import claims, execs, records
 from services.edge.claims import Claim, Claims
 from services.edge.execs import Execs
 from services.edge.journal import Journal
@@ -48,6 +49,12 @@ class Edge:
         self.execs.close()
 
 
+def end(edge: Edge, op_id: str) -> None:
+    """As the door does it."""
+    changes, done = edge.execs.ended(UID, op_id, b"reply", 5.0)
+    edge.journal.post(*changes, done=done)
+
+
 @pytest.fixture
 async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
     edge = Edge(tmp_path)
@@ -62,14 +69,41 @@ async def test_an_intent_is_there_before_it_is_committed_and_has_no_slot_after(e
     await edge.journal.check()
     assert edge.slots == []
     assert await edge.begin(OP, HASH, 3.0) == ExecRow(HASH, None)
-    edge.journal.post(edge.execs.ended(UID, OP, b"reply", 5.0))
+    end(edge, OP)
     assert await edge.execs.find(UID, OP) == ExecRow(HASH, b"reply")
+
+
+async def test_what_ends_before_the_journal_was_told_is_written_once(edge: Edge) -> None:
+    """And has its slot until that is committed."""
+    assert await edge.begin(seq=3, body=b"record") is None
+    end(edge, OP)
+    assert edge.slots == [Claim(UID, OP, HASH, 1.0, 3, b"record")]
+    assert await edge.begin(at=2.0) == ExecRow(HASH, b"reply", 3, b"record")
+    assert edge.slots == []
+
+
+async def test_the_journal_is_told_in_time(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execs, "TELL_S", 0.01)
+    assert await edge.begin() is None
+    async with asyncio.timeout(10):
+        while edge.slots:
+            await asyncio.sleep(0.01)
+    assert await edge.execs.find(UID, OP) == ExecRow(HASH, None)
+
+
+async def test_an_operation_whose_end_could_not_be_written_does_not_begin_again(
+    edge: Edge,
+) -> None:
+    assert await edge.begin() is None
+    edge.execs.ended(UID, OP, b"reply", 5.0)  # and is not posted
+    assert await edge.begin(at=2.0) == ExecRow(HASH, None)
+    assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
 
 
 async def test_what_did_not_run_may_begin_again(edge: Edge) -> None:
     for at in (1.0, 2.0):
         assert await edge.begin(OP, HASH, at) is None
-        edge.journal.post(edge.execs.dropped(UID, OP, b"refused", 5.0))
+        edge.journal.post(*edge.execs.dropped(UID, OP, b"refused", 5.0)[0])
         assert edge.slots == []
     assert await edge.execs.find(UID, OP) is None
     assert await edge.begin(OP, HASH, 3.0) is None
@@ -84,6 +118,7 @@ async def test_more_intents_than_slots_wait_for_their_commit(
     for number, op_id in enumerate(names):
         assert await edge.begin(op_id, HASH, float(number)) is None
         assert len(edge.slots) <= 2
+    edge.execs.tell()
     await edge.journal.check()
     assert edge.slots == []
     assert [await edge.execs.find(UID, op) for op in names] == [ExecRow(HASH, None)] * 5
@@ -100,7 +135,7 @@ async def main():
     edge = Edge(Path(sys.argv[1]))
     other = ids.derived("dropped")
     assert await edge.begin(other, HASH, 1.0) is None
-    edge.journal.post(edge.execs.dropped(UID, other, b"refused", 5.0))
+    edge.journal.post(*edge.execs.dropped(UID, other, b"refused", 5.0)[0])
     assert await edge.begin(OP, HASH, 2.0) is None
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -130,6 +165,7 @@ async def test_a_failed_commit_keeps_the_slot(edge: Edge) -> None:
     edge.journal.post((trigger, ()))
     await edge.journal.check()
     assert await edge.begin() is None
+    edge.execs.tell()
     await edge.journal.check()
     assert edge.slots == [Claim(UID, OP, HASH, 1.0)]
 

@@ -13,6 +13,7 @@ from services.edge.calls import Call
 from services.edge.operation import Operation
 from shared.clock import FakeClock
 from shared.errors import DeadlineExceeded, InvalidRequest
+from tests.unit.services.edge.frames import kind_of
 
 CALL = Call("team", "n1", "u1", "exec", "alice")
 
@@ -24,8 +25,8 @@ class Wire:
         self.sent: list[tuple[str, str, bytes, str | None]] = []
         self.clock = FakeClock()
 
-    async def send(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
-        self.sent.append((subject, headers[HEADER_FRAME], data, headers.get(HEADER_OFFSET)))
+    async def send(self, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
+        self.sent.append((subject, kind_of(headers), data, (headers or {}).get(HEADER_OFFSET)))
 
     def operation(self) -> Operation:
         return Operation(CALL, "op", hash_=b"h", reply_to="first", send=self.send, clock=self.clock)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from schemas.base import HEADER_FRAME
 from schemas.exec import HEADER_OFFSET
 from services.edge.calls import Call
 from services.edge.operation import Operation
 from shared.clock import SystemClock
+from tests.unit.services.edge.frames import kind_of
 
 CALL = Call("acme", "n1", "u", "exec", "p")
 
@@ -14,8 +14,8 @@ CALL = Call("acme", "n1", "u", "exec", "p")
 async def test_offsets_count_both_streams_and_the_end_counts_all() -> None:
     sent: list[tuple[str, str, bytes, str | None]] = []
 
-    async def send(subject: str, data: bytes, headers: dict[str, str]) -> None:
-        sent.append((subject, headers[HEADER_FRAME], data, headers.get(HEADER_OFFSET)))
+    async def send(subject: str, data: bytes, headers: dict[str, str] | None) -> None:
+        sent.append((subject, kind_of(headers), data, (headers or {}).get(HEADER_OFFSET)))
 
     operation = Operation(
         CALL, "op", hash_=b"", reply_to="first", send=send, clock=SystemClock()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from schemas.base import HEADER_FRAME
 from schemas.exec import HEADER_OFFSET, HEADER_SOURCE, LATE_BYTES
 from services.edge.calls import Call
 from services.edge.operation import Operation
 from shared.clock import SystemClock
+from tests.unit.services.edge.frames import kind_of
 from tests.unit.services.edge.test_operation import Wire
 
 CALL = Call("acme", "n1", "u", "exec", "p")
@@ -15,8 +15,8 @@ CALL = Call("acme", "n1", "u", "exec", "p")
 async def test_offsets_count_both_streams_and_the_end_counts_all() -> None:
     sent: list[tuple[str, str, bytes, str | None]] = []
 
-    async def send(subject: str, data: bytes, headers: dict[str, str]) -> None:
-        sent.append((subject, headers[HEADER_FRAME], data, headers.get(HEADER_OFFSET)))
+    async def send(subject: str, data: bytes, headers: dict[str, str] | None) -> None:
+        sent.append((subject, kind_of(headers), data, (headers or {}).get(HEADER_OFFSET)))
 
     operation = Operation(
         CALL, "op", hash_=b"", reply_to="first", send=send, clock=SystemClock()
@@ -61,7 +61,7 @@ async def test_who_joins_gets_what_stayed_behind() -> None:
 async def test_frames_of_a_read_name_their_source_and_go_on_after_what_is_there() -> None:
     sent: list[dict[str, str]] = []
 
-    async def send(subject: str, data: bytes, headers: dict[str, str]) -> None:
+    async def send(subject: str, data: bytes, headers: dict[str, str] | None) -> None:
         sent.append(headers)
 
     operation = Operation(
@@ -78,8 +78,8 @@ async def test_frames_of_a_read_name_their_source_and_go_on_after_what_is_there(
 async def test_who_asks_again_is_told_where_input_begins() -> None:
     sent: list[tuple[str, bytes]] = []
 
-    async def send(subject: str, data: bytes, headers: dict[str, str]) -> None:
-        sent.append((headers[HEADER_FRAME], data))
+    async def send(subject: str, data: bytes, headers: dict[str, str] | None) -> None:
+        sent.append((kind_of(headers), data))
 
     for again, frames in ((False, [("r", b"")]), (True, [("r", b""), ("a", b"0")])):
         operation = Operation(

@@ -52,7 +52,7 @@ class Node:
         self.sandbox: Any = SimpleNamespace(uid=UID, numbers=Numbers(0))
         self.trail = Trail(
             node="n1", link=SimpleNamespace(bus=self.bus),  # type: ignore[arg-type]
-            journal=self.journal, output_bytes=1_000, request_bytes=5_000,
+            journal=self.journal, execs=self.execs, output_bytes=1_000, request_bytes=5_000,
         )  # fmt: skip
 
     async def begin(self, shell: str = "true") -> Any:
@@ -67,10 +67,12 @@ class Node:
         return op
 
     def end(self, op: Any, reply: bytes = b'{"exit_code":0}') -> None:
-        self.journal.post(self.execs.ended(UID, op.op_id, reply, 2.0))
+        changes, done = self.execs.ended(UID, op.op_id, reply, 2.0)
+        self.journal.post(*changes, done=done)
         self.trail.ended(op, reply, 2.0)
 
     async def untold(self) -> list[int]:
+        self.execs.tell()
         return [seq for _, seq, *_ in await self.journal.run(lambda db: list(records.untold(db)))]
 
     async def close(self) -> None:
@@ -151,7 +153,7 @@ async def test_a_record_that_the_bus_refuses_holds_up_no_other(
 async def test_what_did_not_begin_keeps_its_number_and_frees_its_id(node: Node) -> None:
     op = await node.begin()
     refusal = b'{"error":{"code":"unavailable"}}'
-    node.journal.post(node.execs.dropped(UID, op.op_id, refusal, 2.0))
+    node.journal.post(*node.execs.dropped(UID, op.op_id, refusal, 2.0)[0])
     node.trail.ended(op, refusal, 2.0)
     assert await node.execs.find(UID, op.op_id) is None
     await node.trail.flush()

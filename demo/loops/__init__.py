@@ -1,0 +1,1 @@
+"""One agent loop, run both ways: in the trainer's process, and in a worker container."""

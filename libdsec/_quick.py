@@ -1,0 +1,99 @@
+"""The short way in and out of a NATS client, for small messages by the thousand.
+
+Owns: handing messages over inside the client's own reader, and writing small ones at the
+end of the loop's turn. Does not own: the connection, which stays nats-py's.
+
+nats-py puts each message into a queue that a task of the subscription reads, and each
+publish into one that a task of the connection reads: two more turns of the loop, a future
+and three wake-ups for an operation (docs/adr/0032). What is not small, or comes while
+there is no server, goes its ordinary way. The SDK has a copy of this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.protocol import command
+
+log = logging.getLogger(__name__)
+
+SMALL_BYTES = 16 * 1024
+"""Largest body that goes the short way."""
+BUFFERED_BYTES = 1024 * 1024
+"""With more than this unsent the ordinary way waits for the server."""
+
+_SUBJECT = re.compile(r"[!-~]+")
+
+Take = Callable[[Msg], None]
+
+
+class _Handed(asyncio.Queue[Msg]):
+    """A subscription's queue that nothing waits in."""
+
+    def __init__(self, subscription: Subscription, take: Take) -> None:
+        super().__init__()
+        self._subscription = subscription
+        self._take = take
+
+    def put_nowait(self, item: Msg) -> None:
+        self._subscription._pending_size -= len(item.data)
+        try:
+            self._take(item)
+        except Exception:  # it would end the connection's reader
+            log.exception("a message on %s", item.subject)
+
+
+async def subscribe(client: Client, subject: str, take: Take) -> Subscription:
+    """A subscription whose messages ``take`` gets, in order, as soon as they are read. It
+    must not block."""
+
+    async def nobody(_message: Msg) -> None:
+        raise RuntimeError("messages of this subscription are handed over")
+
+    made = await client.subscribe(subject, cb=nobody, pending_msgs_limit=0, pending_bytes_limit=0)
+    made._pending_queue = _Handed(made, take)
+    return made
+
+
+def publish(client: Client, subject: str, data: bytes, *, reply: str = "") -> bool:
+    """Sends a small message without headers. False where it has to go the ordinary way,
+    or must not go at all: that one says why."""
+    if (
+        len(data) > min(SMALL_BYTES, client.max_payload)
+        or not client.is_connected
+        or client.is_draining_pubs
+    ):
+        return False
+    if not _SUBJECT.fullmatch(subject) or (reply and not _SUBJECT.fullmatch(reply)):
+        return False
+    if not _has_room(client):
+        return False
+    pending = client._pending
+    if not pending:  # else somebody writes it this turn
+        asyncio.get_running_loop().call_soon(_write, client)
+    made = command.pub_cmd(subject, reply, data)
+    pending.append(made)
+    client._pending_data_size += len(made)
+    client.stats["out_msgs"] += 1
+    client.stats["out_bytes"] += len(data)
+    return True
+
+
+def _has_room(client: Client) -> bool:
+    writer: Any = getattr(client._transport, "_io_writer", None)
+    return writer is not None and writer.transport.get_write_buffer_size() < BUFFERED_BYTES
+
+
+def _write(client: Client) -> None:
+    """What is left where the connection is lost meanwhile is sent by the next one."""
+    if client._pending and client.is_connected and client._transport is not None:
+        client._transport.writelines(client._pending)
+        client._pending = []
+        client._pending_data_size = 0

@@ -1,0 +1,153 @@
+"""Rollouts of a run, wherever their loop runs.
+
+Owns: what a loop is handed, its sandboxes, how its end is told. Does not own: where that
+is told (a file of the worker, a list of the trainer).
+
+Sandboxes have the names that the loop gives them: a loop that is run again, by a worker
+that was killed or a trainer that came back, gets those it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from libdsec import _ids
+from libdsec._create import CREATE_S
+from libdsec.args import DSecRunArgs, Seconds
+from libdsec.client import DSecClient
+from libdsec.errors import DSecError
+from libdsec.rollout._messages import Event, Kind, Result, result_of
+from libdsec.sandbox import Sandbox
+
+log = logging.getLogger("libdsec")
+
+AT_ONCE = 64
+"""Rollouts of one run side by side."""
+TRACE_CHARS = 4_000
+
+Tell = Callable[[Kind, int, Any, bool], None]
+"""Takes kind, rollout, data, is_infra."""
+
+
+class Rollout:
+    """What a loop is handed: ``prompt``, which of its group it is (``sample``), a
+    ``client``. ``index`` counts all rollouts of the run."""
+
+    def __init__(
+        self, client: DSecClient, run_id: str, index: int, *, prompt: Any, sample: int,
+        tell: Tell, routes: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        self.client = client
+        self.run_id = run_id
+        self.index = index
+        self.prompt = prompt
+        self.sample = sample
+        self._tell = tell
+        self._routes = dict(routes)
+        self._sandboxes: dict[str, Sandbox] = {}
+
+    def __repr__(self) -> str:
+        return f"Rollout({self.run_id!r}, {self.index})"
+
+    async def sandbox(
+        self, args: DSecRunArgs, *, name: str = "agent", timeout: Seconds = CREATE_S
+    ) -> Sandbox:
+        """The rollout's sandbox ``name``: made at the first call, the same one at every
+        other. It ends with the rollout."""
+        if name not in self._sandboxes:
+            self._sandboxes[name] = await self.client.create(
+                replace(args, job=self.run_id),
+                timeout=timeout,
+                request_id=_ids.named(self.client.project, self.run_id, str(self.index), name),
+            )
+        return self._sandboxes[name]
+
+    def op_id(self, name: str) -> str:
+        """The id of the operation that the loop calls so: it never runs twice, also
+        where the loop is run again."""
+        return _ids.named(self.client.project, self.run_id, str(self.index), "op", name)
+
+    def address(self, route: str) -> tuple[str, int]:
+        """Where a route of the worker is reached: host and port. Raises ``KeyError``
+        for one that the run has not."""
+        return "127.0.0.1", self._routes[route]
+
+    def tell(self, data: Any) -> None:
+        """Tells whoever listens to the run's events, now or later. ``data`` is JSON."""
+        self._tell("told", self.index, data, False)
+
+    async def _end(self) -> None:
+        for sandbox in self._sandboxes.values():
+            try:
+                await sandbox.stop()
+            except DSecError as exc:  # the run's own end stops what is left
+                log.warning("%r: its sandbox is not stopped yet: %s", self, exc)
+
+
+Loop = Callable[[Rollout], Awaitable[Any]]
+
+
+async def run_all(
+    client: DSecClient, run_id: str, loop: Loop, *, prompts: Sequence[Any], group_size: int,
+    at_once: int, tell: Tell, finished: Collection[int] = (),
+    routes: Mapping[str, int] | None = None,
+) -> None:  # fmt: skip
+    """All rollouts that are not ``finished``, at most ``at_once`` side by side."""
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(index: int) -> None:
+        async with slots:
+            prompt, sample = divmod(index, group_size)
+            rollout = Rollout(
+                client, run_id, index, prompt=prompts[prompt], sample=sample, tell=tell,
+                routes=routes or {},
+            )  # fmt: skip
+            await _one(rollout, loop, tell)
+
+    todo = [i for i in range(len(prompts) * group_size) if i not in finished]
+    await asyncio.gather(*(one(index) for index in todo))
+    tell("over", -1, None, False)
+
+
+async def _one(rollout: Rollout, loop: Loop, tell: Tell) -> None:
+    tell("begun", rollout.index, None, False)
+    try:
+        value = await loop(rollout)
+        msgspec.json.encode(value)  # what is no JSON is the loop's mistake, said as such
+    except DSecError as exc:
+        tell("failed", rollout.index, f"{type(exc).__name__}: {exc}", exc.is_infra)
+    except Exception:
+        tell("failed", rollout.index, traceback.format_exc()[-TRACE_CHARS:], False)
+    else:
+        tell("result", rollout.index, value, False)
+    await rollout._end()
+
+
+async def here(
+    client: DSecClient, run_id: str, *, loop: Loop, prompts: Sequence[Any], group_size: int = 1,
+    at_once: int = AT_ONCE, routes: Mapping[str, int] | None = None,
+) -> list[Result]:  # fmt: skip
+    """The same loop in this process, as the job ``run_id``: results in the order of the
+    rollouts. A process that runs it again gets the sandboxes it had, and the loop's own
+    operation ids decide what is not done twice. ``routes``: name → port on this machine."""
+    results: dict[int, Result] = {}
+
+    def tell(kind: Kind, index: int, data: Any, is_infra: bool) -> None:
+        event = Event(0, 0.0, kind, index, data, is_infra)
+        if (result := result_of(event, group_size)) is not None:
+            results[index] = result
+
+    async with client.job(run_id) as job:
+        await run_all(
+            client, run_id, loop, prompts=prompts, group_size=group_size, at_once=at_once,
+            tell=tell, routes=routes,
+        )  # fmt: skip
+        await job.stop()
+    return [results[index] for index in sorted(results)]
