@@ -30,7 +30,7 @@ from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
 from schemas.exec import HEADER_HAVE, HEADER_OFFSET, HEADER_SOURCE, KEEPALIVE_S, ExecReply
 from schemas.trajectory import TrajectoryPage, TrajectoryRequest
-from services.edge import calls, records
+from services.edge import calls, outcomes, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
 from services.edge.drivers.base import Resumable
@@ -40,7 +40,7 @@ from services.edge.finished import Finished
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
-from services.edge.outcomes import count, death, did_not_begin, recorded, repeated
+from services.edge.outcomes import death, did_not_begin, recorded, repeated
 from services.edge.ports import Room
 from services.edge.records import ExecRow
 from services.edge.supervisor import Supervisor
@@ -112,10 +112,7 @@ class Door:
         if self._ticker:
             self._ticker.cancel()
         self._supervisor.let_go()
-        unknown = Internal(
-            "the edge ended while this operation ran", cause="runtime",
-            details={"outcome": "unknown"},
-        )  # fmt: skip
+        unknown = outcomes.unknown("the edge ended while this operation ran")
         again = Unavailable("the edge is ending", retry_after_s=RETRY_AFTER_S)
         for op in list(self._running.values()):
             op.leave() if op.stays else op.abort(again if op.repeats else unknown)
@@ -310,7 +307,7 @@ class Door:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
             final = encode(reply)
         op.kept.clear()
-        count(self.counts, op, error)
+        outcomes.count(self.counts, op, error)
         await op.finish(final)
         self._running.pop(key, None)
         op.orders.end()

@@ -33,6 +33,12 @@ def death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
     return error
 
 
+def unknown(text: str) -> Internal:
+    """The error of an operation that may have run, or not, or half."""
+    details = {"outcome": "unknown"}
+    return Internal(f"{text}: its outcome is unknown", cause="runtime", details=details)
+
+
 def did_not_begin(error: DsecError | None) -> bool:
     """Whether the same operation may be tried again."""
     return isinstance(error, Unavailable | CapacityExhausted)
@@ -53,10 +59,7 @@ async def repeated(row: ExecRow, op: Operation, sandbox: Sandbox, verb: Verb, re
         return msgspec.json.decode(row.reply, type=verb.reply)
     reply = await verb.resume(sandbox, request, op) if verb.resume else None
     if reply is None:
-        raise Internal(
-            "the edge restarted while this operation ran: its outcome is unknown",
-            cause="runtime", details={"outcome": "unknown"},
-        )  # fmt: skip
+        raise unknown("the edge restarted while this operation ran")
     return reply
 
 
