@@ -137,10 +137,9 @@ class Door:
         key = (call.uid, headers.get(HEADER_OP, ""))
         frame = headers.get(HEADER_FRAME, "")
         op = self._running.get(key) or self._finished.get(key)
-        if op is None or op.call.principal != call.principal:
+        mine = call.principal, call.project
+        if op is None or (op.call.principal, op.call.project) != mine:
             return  # it is over, or somebody else's
-        if op.call.project != call.project:
-            return
         if frame in calls.USES:
             sandbox = self._supervisor.find(call.project, call.uid)
             if sandbox is not None:
@@ -360,9 +359,7 @@ class Door:
         """A frame to a client. One that is lost with the connection is sent again when
         the client attaches again."""
         try:
-            client = self._link.bus.client
-            if headers or not quick.publish(client, subject, data):
-                await client.publish(subject, data, headers=headers)
+            await quick.send(self._link.bus.client, subject, data, headers)
         except (Unavailable, NatsError) as exc:
             log.debug("a frame is lost: %r", exc)
 
