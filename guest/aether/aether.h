@@ -264,6 +264,7 @@ void op_write_stdin(struct op *op);
 void op_pump(struct op *op);
 bool op_awaits_process(const struct op *op);
 void op_close_lent(struct op *op);
+void op_drain(struct op *op);
 void op_refuse(uint32_t id, const char *code, const char *field, const char *message);
 void op_input(struct op *op, const uint8_t *p, size_t n);
 void op_input_end(struct op *op);
@@ -358,6 +359,8 @@ extern bool set_up;                  /* SETUP succeeded once */
 bool channel_ready(void);            /* HELLO was exchanged */
 void send_frame(uint8_t type, uint32_t id, const void *p, size_t n);
 void send_data(uint32_t id, uint8_t stream, const void *p, size_t n);
+uint8_t *data_room(size_t n);
+void data_written(uint32_t id, uint8_t stream, size_t n);
 void fatal(const char *fmt, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
 #endif

@@ -240,7 +240,7 @@ def _single(entry: Entry) -> Outgoing:
         headers[HEADER_REPLY] = ask.reply_to
     if ask.trace:
         headers[HEADER_TRACE] = ask.trace
-    if ask.entity == "sandbox":
+    if ask.grant == "sandbox.report":
         told = AuditReport(
             project=ask.project, principal=ask.principal, at=ask.at, report=entry.command
         )

@@ -18,7 +18,7 @@ from typing import IO
 
 from schemas.subjects import EDGE_DURABLE, inbox_prefix
 from services.edge import probe
-from services.edge.door import COUNTED, Door
+from services.edge.door import Door
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver
 from services.edge.drivers.offers import offered
@@ -33,6 +33,7 @@ from services.edge.layers.locate import locator
 from services.edge.layers.watch import Watch
 from services.edge.link import Link
 from services.edge.observer import Observer
+from services.edge.outcomes import COUNTED
 from services.edge.routes import Routes, parse
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
@@ -106,9 +107,7 @@ class Edge:
             self.supervisor, settings=settings, epoch=self.epoch, limits=limits,
             meter=self.meter,
         )  # fmt: skip
-        self.excess = Excess(
-            self.supervisor, node=settings.node, link=self.link, clock=clock
-        )
+        self.excess = Excess(self.supervisor, node=settings.node, link=self.link, clock=clock)
         self.health = Health("edge")
         self.health.add("journal", self.journal.check)
         self.health.add("bus", self.link.check)
