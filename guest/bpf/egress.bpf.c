@@ -67,21 +67,21 @@ struct {
 
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 65536);
+    __uint(max_entries, 16384);
     __type(key, __u64);
     __type(value, struct origin);
 } origins SEC(".maps"); /* of sockets that connect */
 
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 65536);
+    __uint(max_entries, 16384);
     __type(key, struct arrival);
     __type(value, struct origin);
 } arrivals SEC(".maps"); /* what the gate asks, by the port that a connection comes from */
 
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 65536);
+    __uint(max_entries, 32768);
     __type(key, struct denial);
     __type(value, struct times);
 } denials SEC(".maps");

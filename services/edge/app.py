@@ -18,7 +18,7 @@ from typing import IO
 
 from schemas.subjects import EDGE_DURABLE, inbox_prefix
 from services.edge import probe
-from services.edge.door import COUNTED, Door
+from services.edge.door import Door
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver
 from services.edge.drivers.offers import offered
@@ -33,6 +33,7 @@ from services.edge.layers.locate import locator
 from services.edge.layers.watch import Watch
 from services.edge.link import Link
 from services.edge.observer import Observer
+from services.edge.outcomes import COUNTED
 from services.edge.routes import Routes, parse
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
@@ -82,12 +83,8 @@ class Edge:
         self.violations = Teller(
             node=settings.node, epoch=self.epoch, link=self.link, now=clock.now
         )
-        made = drivers(settings)
-        for driver in made.values():
-            if (enforcing := offered(driver, Enforcing)) is not None:
-                enforcing.report_to(self.violations.tell)
         self.supervisor = Supervisor(
-            made, journal=self.journal, observer=self.observer,
+            told(drivers(settings), self.violations), journal=self.journal, observer=self.observer,
             locator=locator(settings.store_url, layers), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
@@ -182,6 +179,14 @@ class Edge:
             await bus.close()
         except Exception as exc:  # it may be closed already
             log.debug("closing the bus: %r", exc)
+
+
+def told(made: dict[str, Driver], teller: Teller) -> dict[str, Driver]:
+    """The drivers, those that deny things telling ``teller``."""
+    for driver in made.values():
+        if (enforcing := offered(driver, Enforcing)) is not None:
+            enforcing.report_to(teller.tell)
+    return made
 
 
 def drivers(settings: Settings) -> dict[str, Driver]:

@@ -1,8 +1,7 @@
 """The edge's door: exec and file verbs straight from clients, one hop on the bus.
 
-Owns: who is let in, how many at once, that no command runs twice, typed errors (one of
-the three places that translate them), access records. Does not own: frames (operation),
-what a verb does (verbs).
+Owns: who is let in, how many at once, that no command runs twice, typed errors, access
+records. Does not own: frames (operation), what a verb does (verbs).
 
 It takes its messages from the connection's reader, not through FastStream: this is the
 hottest path of the system, a FastStream subscriber costs about 55 µs a message
@@ -31,7 +30,7 @@ from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
 from schemas.exec import HEADER_HAVE, HEADER_OFFSET, HEADER_SOURCE, KEEPALIVE_S, ExecReply
 from schemas.trajectory import TrajectoryPage, TrajectoryRequest
-from services.edge import calls, records
+from services.edge import calls, outcomes, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
 from services.edge.drivers.base import Resumable
@@ -41,7 +40,7 @@ from services.edge.finished import Finished
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.operation import Operation
-from services.edge.outcomes import count, death, did_not_begin, recorded, repeated
+from services.edge.outcomes import death, did_not_begin, recorded, repeated
 from services.edge.ports import Room
 from services.edge.records import ExecRow
 from services.edge.supervisor import Supervisor
@@ -67,8 +66,6 @@ SILENT_S = KEEPALIVE_S * 0.6
 TICK_S = 1.0
 RETRY_AFTER_S = 0.5
 SIGKILL = 9
-COUNTED = ("ended", "repeated", "failed_infra", "unknown")
-"""Of these the client asked again, the infrastructure failed, nobody knows the outcome."""
 
 Key = tuple[str, str]
 
@@ -100,7 +97,7 @@ class Door:
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
         self.counts: Counter[str] = Counter()
-        """Operations since the start, by how they came and ended: see :data:`COUNTED`."""
+        """Operations since the start, by how they came and ended: see ``outcomes.COUNTED``."""
 
     async def open(self, bus: Bus) -> None:
         """Listens on a (new) connection."""
@@ -115,10 +112,7 @@ class Door:
         if self._ticker:
             self._ticker.cancel()
         self._supervisor.let_go()
-        unknown = Internal(
-            "the edge ended while this operation ran", cause="runtime",
-            details={"outcome": "unknown"},
-        )  # fmt: skip
+        unknown = outcomes.unknown("the edge ended while this operation ran")
         again = Unavailable("the edge is ending", retry_after_s=RETRY_AFTER_S)
         for op in list(self._running.values()):
             op.leave() if op.stays else op.abort(again if op.repeats else unknown)
@@ -312,7 +306,7 @@ class Door:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
             final = encode(reply)
         op.kept.clear()
-        count(self.counts, op, error)
+        outcomes.count(self.counts, op, error)
         await op.finish(final)
         self._running.pop(key, None)
         op.orders.end()

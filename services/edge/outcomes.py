@@ -19,6 +19,10 @@ from services.edge.verbs import Verb
 from shared import lifecycle
 from shared.errors import CapacityExhausted, DsecError, Internal, SandboxDied, Unavailable
 
+COUNTED = ("ended", "repeated", "failed_infra", "unknown")
+"""Of the operations at a door: which the client asked again, the infrastructure failed,
+and nobody knows the outcome of."""
+
 
 def death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
     """What the command saw, named by what the edge knows of the sandbox's end."""
@@ -27,6 +31,12 @@ def death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
     if error.cause is not None:
         error.is_infra = lifecycle.is_infra(error.cause)
     return error
+
+
+def unknown(text: str) -> Internal:
+    """The error of an operation that may have run, or not, or half."""
+    details = {"outcome": "unknown"}
+    return Internal(f"{text}: its outcome is unknown", cause="runtime", details=details)
 
 
 def did_not_begin(error: DsecError | None) -> bool:
@@ -49,10 +59,7 @@ async def repeated(row: ExecRow, op: Operation, sandbox: Sandbox, verb: Verb, re
         return msgspec.json.decode(row.reply, type=verb.reply)
     reply = await verb.resume(sandbox, request, op) if verb.resume else None
     if reply is None:
-        raise Internal(
-            "the edge restarted while this operation ran: its outcome is unknown",
-            cause="runtime", details={"outcome": "unknown"},
-        )  # fmt: skip
+        raise unknown("the edge restarted while this operation ran")
     return reply
 
 

@@ -26,6 +26,11 @@ log = logging.getLogger(__name__)
 WAITING_MAX = 4_096
 """More are added to one that waits already: counts stay exact, details are the newest."""
 BATCH_MAX = 512
+TURN_S = 1.0
+KINDS_PER_TURN = 32
+"""Different denials of one sandbox in one turn that are told each."""
+SAMPLES_MAX = 16
+Key = tuple[str, str, str, str | None]
 BACKOFF_S = 0.5
 
 
@@ -60,6 +65,47 @@ class Waiting:
     def put_back(self, batch: list[Violation]) -> None:
         """They were not taken."""
         self._items[:0] = batch
+
+
+class Repeats:
+    """Makes few of many: the first of a kind in a turn is told at once, equal ones are
+    added up until its end, and where a sandbox tries too many different things in one
+    turn these become one summary. Counts stay exact. Pure."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, set[Key]] = {}
+        self._more: dict[str, dict[Key, Violation]] = {}
+
+    def add(self, found: Violation) -> Violation | None:
+        """What is to be told at once, if anything."""
+        key: Key = (found.source, found.verdict, found.rule, found.subject)
+        told = self._told.setdefault(found.uid, set())
+        if key not in told and len(told) < KINDS_PER_TURN:
+            told.add(key)
+            return found
+        more = self._more.setdefault(found.uid, {})
+        if key not in more and key not in told and len(more) >= KINDS_PER_TURN:
+            key = (found.source, found.verdict, found.rule, None)
+            more[key] = _summed(more.get(key), found)
+        else:
+            old = more.get(key)
+            more[key] = merged(old, found, same=True) if old else found
+        return None
+
+    def turn(self) -> list[Violation]:
+        """Ends the turn: what was added up."""
+        over = [found for more in self._more.values() for found in more.values()]
+        self._told.clear()
+        self._more.clear()
+        return over
+
+
+def _summed(old: Violation | None, new: Violation) -> Violation:
+    if old is None:
+        return replace(new, targets=max(1, new.targets), samples=new.samples or [new.subject])
+    samples = [*old.samples, *(new.samples or [new.subject])][:SAMPLES_MAX]
+    both = merged(old, new, same=True)
+    return replace(both, targets=old.targets + max(1, new.targets), samples=samples)
 
 
 def _kin(found: Violation) -> tuple[str, str, str, str]:

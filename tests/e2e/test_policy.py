@@ -67,7 +67,7 @@ async def test_what_cannot_be_is_refused_by_name(containers: DSecClient) -> None
         for change, field in (
             (sandbox.set_stage("closed"), "stage"),
             (sandbox.set_network({"127.0.0.1": True}), "network_rules.127.0.0.1"),
-            (sandbox.set_policy({}), "policy.files"),
+            (sandbox.set_policy({}), "policy.require"),  # what was required stays so
         ):
             with pytest.raises(DSecError) as refused:
                 await change

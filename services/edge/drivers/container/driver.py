@@ -31,8 +31,6 @@ from services.edge.cgroups import CgroupDriver, Groups
 from services.edge.counting import counters
 from services.edge.drivers.base import (
     BackendReport,
-    Captured,
-    Counters,
     ExecIO,
     ExecOutcome,
     ExecSpec,
@@ -58,6 +56,8 @@ from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Root, Shells, WarmShell
 from services.edge.drivers.container.wanted import check, limits
+from services.edge.drivers.counters import Counters
+from services.edge.drivers.snapshotting import Captured
 from services.edge.layers.mounts import Upper
 from services.edge.policy.plan import NO_INTERFACE, Plan
 from shared.errors import (

@@ -8,6 +8,7 @@ force and changing it. Does not own: the compiler (:mod:`services.edge.policy`),
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import platform
 import time
@@ -29,6 +30,7 @@ from services.edge.policy import seccomp
 from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
+from services.edge.violations import TURN_S, Repeats
 from shared.errors import DsecError, Unsupported
 from shared.policies import Policy
 
@@ -68,12 +70,26 @@ class Enforcing:
         self._machine = platform.machine()
         self._held: dict[str, _Held] = {}
         self.tell: Tell = lambda found: log.info("denied: %s", found)
+        self._repeats = Repeats()
+        self._turn: asyncio.TimerHandle | None = None
         self._egress = Egress(
             program=settings.egress, uplink=Path(settings.uplink) if settings.uplink else None,
             servers=servers_of(settings.resolvers),
             services={**PUBLIC, **parse_services(settings.services)},
-            tell=lambda found: self.tell(found),
+            tell=self._tell,
         )  # fmt: skip
+
+    def _tell(self, found: Violation) -> None:
+        now = self._repeats.add(found)
+        if now is not None:
+            self.tell(now)
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_later(TURN_S, self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn = None
+        for found in self._repeats.turn():
+            self.tell(found)
 
     def features(self) -> dict[str, Feature]:
         """What the probe found. Blocking."""
@@ -186,7 +202,7 @@ class Enforcing:
 
     def _denied(self, held: _Held, denied: Denied) -> None:
         call, rule = seccomp.describe(self._machine, denied.number, denied.args)
-        self.tell(
+        self._tell(
             Violation(
                 id="", at=time.time(), node="", uid=held.uid, project=held.project,
                 source="seccomp", verdict="denied", rule=rule, mechanism="seccomp",
@@ -212,6 +228,9 @@ class Enforcing:
         for uid in list(self._held):
             self.end(uid)
         self._egress.close()
+        if self._turn is not None:
+            self._turn.cancel()
+            self._end_turn()
 
 
 def _check_change(old: Plan, new: Plan) -> None:

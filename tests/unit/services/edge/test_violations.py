@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from schemas.audit import Violation
-from services.edge.violations import Waiting
+from services.edge.violations import KINDS_PER_TURN, Repeats, Waiting
 
 KINDS = st.tuples(
     st.sampled_from(["a", "b", "c"]), st.sampled_from(["bpf_net", "dns"]),
@@ -44,3 +45,34 @@ def test_what_was_not_taken_is_told_first() -> None:
     batch = waiting.take(2)
     waiting.put_back(batch)
     assert [v.count for v in waiting.take(9)] == [1, 2, 3]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 3 * KINDS_PER_TURN), st.integers(1, 9)),
+        max_size=300,
+    )
+)
+def test_many_become_few_and_no_count_is_lost(seen: list[tuple[str, int, int]]) -> None:
+    repeats = Repeats()
+    told = []
+    for uid, subject, count in seen:
+        one = replace(violation(uid, "dns", count), subject=f"s{subject}")
+        if (now := repeats.add(one)) is not None:
+            told.append(now)
+    told += repeats.turn()
+    assert sum(v.count for v in told) == sum(count for *_, count in seen)
+    for uid in "ab":
+        assert len([v for v in told if v.uid == uid]) <= 2 * KINDS_PER_TURN + 1
+    assert repeats.turn() == []
+
+
+def test_the_first_of_a_kind_is_told_at_once_and_a_summary_says_how_many() -> None:
+    repeats = Repeats()
+    first = violation("a", "dns", 1)
+    assert repeats.add(first) == first
+    assert repeats.add(first) is None
+    for n in range(10 * KINDS_PER_TURN):
+        repeats.add(replace(first, subject=f"s{n}"))
+    (summary,) = [v for v in repeats.turn() if v.targets]
+    assert summary.targets > 8 * KINDS_PER_TURN and len(summary.samples) == 16
