@@ -9,6 +9,7 @@ import importlib
 from bench.harness import emit
 
 BENCHES = {
+    "policy": ("bench.policy", "connects and names under rules, creates with a policy, and audit"),
     "audit": ("bench.audit_figures", "violations into the record, and findings on the bus"),
     "create": ("bench.create", "warm create to first exec, beside Docker's run and exec"),
     "image": ("bench.image", "first exec in a cold image, beside a full fetch and docker load"),

@@ -17,7 +17,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 from nats.aio import client as nats_client
 from nats.aio.client import Client
@@ -220,13 +220,9 @@ class Link:
             raise Unavailable("the client is closed", retryable=False)
         if self._denied is not None:
             raise self._denied
-        plain = not headers and isinstance(data, bytes)
-        if plain and _quick.publish(self._client, subject, cast(bytes, data), reply=reply):
-            return
         self.check_size(data, headers)
         try:
-            payload = cast(bytes, data)  # a view does as well
-            await self._client.publish(subject, payload, reply=reply, headers=headers)
+            await _quick.send(self._client, subject, data, headers, reply=reply)
         except (NatsError, OSError) as exc:
             raise Unavailable(f"bus: {exc or type(exc).__name__}") from exc
 

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from libdsec import _ids
 from libdsec._command import attach_request, command_request, shown
 from libdsec._core import TERMINAL, Core, death
-from libdsec._wire import INLINE_BYTES, InfoReply, InfoRequest, SandboxInfo
+from libdsec._wire import (
+    INLINE_BYTES,
+    InfoReply,
+    InfoRequest,
+    PolicyReply,
+    PolicyRequest,
+    SandboxInfo,
+)  # fmt: skip
 from libdsec.args import Seconds, seconds
 from libdsec.errors import (
     DeadlineExceeded,
@@ -306,7 +313,13 @@ class Sandbox(HasSnapshots, HasPorts):
         return dict((await self._live()).metrics)
 
     async def _live(self) -> InfoReply:
-        operation = await self._start("info", InfoRequest(op_id=_ids.new()), InfoReply)
+        reply: InfoReply = await self._answer(
+            "info", InfoRequest(op_id=_ids.new()), InfoReply
+        )
+        return reply
+
+    async def _answer(self, verb: str, request: Any, reply_type: type[Any]) -> Any:
+        operation: Any = await self._start(verb, request, reply_type)
         try:
             reply = await operation.final()
         except BaseException:
@@ -315,6 +328,27 @@ class Sandbox(HasSnapshots, HasPorts):
         if reply.error is not None:
             raise await self._judged(from_wire(reply.error))
         return reply
+
+    async def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
+        """Replaces the network rules; returns what enforces which. In force when it
+        returns: connections that are no longer allowed were reset. Resumes nothing."""
+        return await self._enforce(network_rules=dict(rules))
+
+    async def set_policy(self, policy: Mapping[str, Any]) -> Mapping[str, str]:
+        """Replaces the policy document, as :meth:`set_network`. Protected paths and
+        limits stay as they were when it started, and denied calls are those of commands
+        to come. Raises ``Unsupported`` or ``PolicyDenied`` naming the field; then the old
+        one is in force."""
+        return await self._enforce(policy=dict(policy))
+
+    async def set_stage(self, name: str) -> Mapping[str, str]:
+        """Puts a stage of the policy document into force; "" for none."""
+        return await self._enforce(stage=name)
+
+    async def _enforce(self, **what: Any) -> Mapping[str, str]:
+        request = PolicyRequest(op_id=_ids.new(), **what)
+        reply: PolicyReply = await self._answer("policy", request, PolicyReply)
+        return reply.enforcement
 
     async def stop(self, *, grace_s: Seconds = 0.0) -> None:
         """Ends it and returns when nothing of it is left. Idempotent. ``grace_s``:

@@ -297,6 +297,25 @@ class InfoReply(Versioned, frozen=True):
     error: WireError | None = None
 
 
+class PolicyRequest(Versioned, frozen=True):
+    """verb ``policy``: other rules for a running (or paused) sandbox. What is ``None``
+    stays: ``network_rules`` and ``policy`` replace those of the spec, ``stage`` (of the
+    document; empty: none) is put into force. All of it or nothing."""
+
+    op_id: OpId
+    network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] | None = None
+    policy: dict[str, Any] | None = None
+    stage: Annotated[str, Meta(max_length=63)] | None = None
+
+
+class PolicyReply(Versioned, frozen=True):
+    """It is in force; ``enforcement`` says by what."""
+
+    op_id: OpId
+    enforcement: dict[str, str] = {}
+    error: WireError | None = None
+
+
 class UploadTarget(Message, frozen=True):
     """Where a node puts the files of a layer: into an empty ``folder`` that it shares with
     imagesvc, or by PUT to one of ``urls`` each (by file name)."""
@@ -329,5 +348,5 @@ class PackReply(Versioned, frozen=True):
 ExecVerb = Literal[
     "exec", "io", "info", "connect", "pack", "file_read", "file_write", "file_stat", "file_list",
     "file_mkdir", "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
-    "trajectory",
+    "trajectory", "policy",
 ]  # fmt: skip

@@ -22,11 +22,12 @@ missing_packages() {
   fi
   for entry in iptables:iptables ip:iproute2 ps:procps mkfs.erofs:erofs-utils gcc:gcc \
     make:make mmdebstrap:mmdebstrap patch:patch xz:xz-utils musl-gcc:musl-tools \
-    aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu; do
+    aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu clang:clang; do
     command -v "${entry%%:*}" >/dev/null || echo "${entry#*:}"
   done
   [[ -e /usr/include/stdio.h ]] || echo libc6-dev
   [[ -e /usr/aarch64-linux-gnu/include/stdio.h ]] || echo libc6-dev-arm64-cross
+  ldconfig -p | grep -q 'libbpf\.so\.1' || echo libbpf1
   [[ -e /usr/include/linux/bpf.h ]] || echo linux-libc-dev
   docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || echo docker-compose
   busybox_is_static || echo busybox-static

@@ -47,7 +47,7 @@
 
 enum msg {
     M_HELLO = 1, M_SETUP, M_EXEC, M_DATA, M_EOF, M_CREDIT, M_SIGNAL, M_KILL,
-    M_LIST, M_ATTACH, M_ACK, M_FILE, M_RESIZE, M_DIAL,
+    M_LIST, M_ATTACH, M_ACK, M_FILE, M_RESIZE, M_DIAL, M_POLICY,
     M_PAUSE = 18, M_RESUME,
     M_RESULT = 20, M_ERROR, M_OK, M_LISTING,
 };
@@ -65,6 +65,7 @@ enum tag {
     T_VERSION = 80, T_GENERATION, T_NEXT_ID, T_V1_COUNT, T_HAS_V2, T_HAS_OOM,
     T_HAS_LISTENER,
     T_OP_ID = 90, T_STATE, T_TAKEN, T_BASE_OUT, T_BASE_ERR, T_CTIME_NS,
+    T_FILTER = 100, T_FILTER_ASK, T_OPEN_FILES, T_FILE_SIZE, T_HAS_ASK,
 };
 
 enum fop {
@@ -132,7 +133,7 @@ uint64_t cg_oom_kills(void);
 /* ---- launch.c: the launcher and nests; spares.c: what is kept ready ---- */
 #define FILE_NAME "file operation"  /* a process that has begun one */
 enum kind { K_EXEC = 1, K_FILE, K_SHELL };
-enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_FDS };
+enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_POLICY, L_ASK, L_FDS };
 #define NEST_BIT 0x80000000u
 struct launch {
     uint32_t kind;
@@ -173,7 +174,7 @@ int user_find(const char *want, struct user *u); /* 0, or errno (ESRCH: no such 
 int user_become(const struct user *u);
 struct command {                     /* read in a nest, begun in its child */
     struct launch l;
-    struct reader spec;
+    struct reader spec, policy;
     struct user user;
     char *user_name, *cwd, **argv, **env, *text;
     int script;                      /* memory file with a long script */
@@ -263,6 +264,7 @@ void op_write_stdin(struct op *op);
 void op_pump(struct op *op);
 bool op_awaits_process(const struct op *op);
 void op_close_lent(struct op *op);
+void op_drain(struct op *op);
 void op_refuse(uint32_t id, const char *code, const char *field, const char *message);
 void op_input(struct op *op, const uint8_t *p, size_t n);
 void op_input_end(struct op *op);
@@ -285,6 +287,11 @@ extern uint64_t paused_at;
 void ops_pause(void);
 void ops_resume(void);
 uint64_t op_ran(const struct op *op, uint64_t now);
+
+/* ---- policy.c: what a command gives up before it is executed ---- */
+void policy_message(uint32_t id, const uint8_t *p, size_t n, const int *fds, int count);
+int policy_fds(struct launch *l);    /* sets both of l, -1 where there is none */
+void policy_apply(const struct launch *l, const struct reader *policy);
 
 /* ---- dial.c: connections to ports ---- */
 void dial_start(uint32_t id, const uint8_t *p, size_t n);
@@ -352,6 +359,8 @@ extern bool set_up;                  /* SETUP succeeded once */
 bool channel_ready(void);            /* HELLO was exchanged */
 void send_frame(uint8_t type, uint32_t id, const void *p, size_t n);
 void send_data(uint32_t id, uint8_t stream, const void *p, size_t n);
+uint8_t *data_room(size_t n);
+void data_written(uint32_t id, uint8_t stream, size_t n);
 void fatal(const char *fmt, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
 #endif

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define FDS_MAX 20
+#define DATA_HEAD 10 /* before the bytes of a DATA frame */
 
 int listen_fd = -1, conn_fd = -1;
 struct buf conn_out;
@@ -122,6 +123,21 @@ void send_data(uint32_t id, uint8_t stream, const void *p, size_t n)
     buf_add(&conn_out, head, sizeof head);
     buf_add(&conn_out, &stream, 1);
     buf_add(&conn_out, p, n);
+}
+
+/* Where the bytes of a DATA frame, at most n of them, may be written in place; NULL where
+ * there is no room. */
+uint8_t *data_room(size_t n)
+{
+    return buf_room(&conn_out, n + DATA_HEAD) ? conn_out.p + conn_out.len + DATA_HEAD : NULL;
+}
+
+void data_written(uint32_t id, uint8_t stream, size_t n)
+{
+    uint8_t *head = conn_out.p + conn_out.len;
+    frame_head(head, M_DATA, id, n + 1);
+    head[DATA_HEAD - 1] = stream;
+    conn_out.len += n + DATA_HEAD;
 }
 
 void channel_write(void)
@@ -273,6 +289,9 @@ static bool on_frame(uint8_t type, uint32_t id, const uint8_t *p, size_t n)
         op_start(id, p, n, type == M_FILE);
     } else if (type == M_DIAL) {
         dial_start(id, p, n);
+    } else if (type == M_POLICY) {
+        policy_message(id, p, n, passed, passed_count);
+        passed_count = 0;
     } else if (type == M_LIST) {
         on_list(id);
     } else if (type == M_PAUSE || type == M_RESUME) {

@@ -221,6 +221,7 @@ static void run(struct command *c)
         child_fail(status, "internal", NULL, 0, "no room for the script");
     keep_as(c->script, SCRIPT_FD);
     environ = c->env;
+    policy_apply(l, &c->policy);
     prctl(PR_SET_PDEATHSIG, 0);
     execvp(c->argv[0], c->argv);
     if ((l->kind == K_SHELL || c->text) && (errno == ENOENT || errno == ENOTDIR))
@@ -265,6 +266,8 @@ void command_read(struct command *c, const struct launch *l)
     c->script = -1;
     c->spec = l->fds[L_SPEC] < 0 ? (struct reader){l->spec, l->spec + l->spec_len}
                                  : mapped(l->fds[L_SPEC]);
+    if (l->fds[L_POLICY] >= 0)
+        c->policy = mapped(l->fds[L_POLICY]);
     c->user_name = spec_str(&c->spec, T_USER);
     c->user_error = user_find(c->user_name ? c->user_name : "root", &c->user);
     if (l->kind == K_FILE || c->user_error)
@@ -303,6 +306,8 @@ void command_free(struct command *c)
     free(c->user_name);
     if (c->script >= 0)
         close(c->script);
+    if (c->policy.p)
+        munmap((void *)(uintptr_t)c->policy.p, (size_t)(c->policy.end - c->policy.p));
     if (c->l.spec != c->spec.p && c->spec.p)
         munmap((void *)(uintptr_t)c->spec.p, (size_t)(c->spec.end - c->spec.p));
 }

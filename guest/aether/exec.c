@@ -11,8 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define DRAIN_READS 3 /* of a stream at once; the loop takes what is more */
-
 static uint64_t finished;
 bool finished_now; /* an operation ended in this turn: a moment to make spares */
 
@@ -63,19 +61,6 @@ static void not_begun(struct op *op)
     op->failed = true;
 }
 
-/* What a process wrote before it ended is there, and mostly the end of it. */
-static void drain(struct op *op)
-{
-    for (int k = 0; k < 2; k++) {
-        struct outstream *s = &op->out[k];
-        uint64_t before = s->total - 1;
-        for (int i = 0; i < DRAIN_READS && s->fd >= 0 && s->total != before; i++) {
-            before = s->total;
-            op_read(op, k);
-        }
-    }
-}
-
 void op_reaped(const struct end *end)
 {
     for (int i = 0; i < ops_top; i++) {
@@ -83,7 +68,7 @@ void op_reaped(const struct end *end)
         if (!op->used || op->session || op->at.pid != end->pid || op->reaped)
             continue;
         op_exited(op, end->status);
-        drain(op);
+        op_drain(op);
         if (!op->killing && (place_unread(&op->at) || (!end->begun && !by_memory(op))))
             not_begun(op);
         return;
@@ -107,17 +92,6 @@ void op_exited(struct op *op, int status)
         close(op->tty_fd);
     op->tty_fd = -1;
     op_close_lent(op);
-}
-
-/* While a process runs the agent has its output open too: its pipes are closed before it
- * has ended, and would only wake the agent up once more. */
-void op_close_lent(struct op *op)
-{
-    for (int k = 0; k < 2; k++) {
-        if (op->lent[k] >= 0)
-            close(op->lent[k]);
-        op->lent[k] = -1;
-    }
 }
 
 void op_kill(struct op *op)
@@ -191,7 +165,11 @@ void op_read(struct op *op, int which)
         most = sizeof scratch;
     if (!most || (!s->retain && conn_out.len >= OUT_HIGH))
         return;
-    ssize_t k = read(s->fd, scratch, most);
+    bool through = !s->retain && op->attached;
+    uint8_t *to = through ? data_room(most) : scratch;
+    if (!to)
+        return;
+    ssize_t k = read(s->fd, to, most);
     if (k < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (k <= 0) {
@@ -208,9 +186,9 @@ void op_read(struct op *op, int which)
         stream_push(s, scratch, (size_t)k);
     } else {
         s->total += (uint64_t)k;
-        if (op->attached) {
+        if (through) {
             s->credit -= (uint32_t)k;
-            send_data(op->id, (uint8_t)(which + 1), scratch, (size_t)k);
+            data_written(op->id, (uint8_t)(which + 1), (size_t)k);
         }
     }
 }

@@ -189,48 +189,37 @@ uint64_t op_limit(const struct op *op)
     return last + op->idle < end ? last + op->idle : end;
 }
 
-void op_input(struct op *op, const uint8_t *p, size_t n)
+static void too_much_input(struct op *op)
 {
-    uint8_t credit[5] = {S_STDIN, (uint8_t)n, (uint8_t)(n >> 8), (uint8_t)(n >> 16), (uint8_t)(n >> 24)};
-    if (op->in_fd < 0) { /* the command no longer reads: taken and thrown away */
-        send_frame(M_CREDIT, op->id, credit, sizeof credit);
-        return;
-    }
-    if (op->in_eof || op->in.len + n > WINDOW || !buf_add(&op->in, p, n)) {
-        op->cancelled = true; /* the edge exceeded its credit */
-        op_kill(op);
-        return;
-    }
-    op->in_total += n;
-    if (n)
-        op->mid_line = p[n - 1] != '\n';
-    op_write_stdin(op);
+    op->cancelled = true; /* the edge exceeded its credit */
+    op_kill(op);
 }
 
-void op_write_stdin(struct op *op)
+/* Input for the process; how much it took, or will never take. */
+static size_t pour(struct op *op, const uint8_t *p, size_t n)
 {
     size_t at = 0;
-    while (at < op->in.len) {
-        ssize_t k = write(op->in_fd, op->in.p + at, op->in.len - at);
+    while (at < n) {
+        ssize_t k = write(op->in_fd, p + at, n - at);
         if (k < 0 && errno == EINTR)
             continue;
         if (k < 0 && errno == EAGAIN)
             break;
         if (k <= 0) { /* EPIPE: nobody reads any more */
             op->dial.err = errno;
-            at = op->in.len;
             op->in_eof = true;
-            break;
+            return n;
         }
         at += (size_t)k;
     }
-    if (at) {
-        uint8_t c[5] = {S_STDIN, (uint8_t)at, (uint8_t)(at >> 8), (uint8_t)(at >> 16), (uint8_t)(at >> 24)};
-        memmove(op->in.p, op->in.p + at, op->in.len - at);
-        op->in.len -= at;
-        if (op->attached) /* an edge that attaches is told of all the room at once */
-            send_frame(M_CREDIT, op->id, c, sizeof c);
-    }
+    return at;
+}
+
+static void poured(struct op *op, size_t n)
+{
+    uint8_t c[5] = {S_STDIN, (uint8_t)n, (uint8_t)(n >> 8), (uint8_t)(n >> 16), (uint8_t)(n >> 24)};
+    if (n && op->attached) /* an edge that attaches is told of all the room at once */
+        send_frame(M_CREDIT, op->id, c, sizeof c);
     if (op->in_eof && !op->in.len) {
         pty_input_end(op);
         if (op->dial.on)
@@ -238,6 +227,35 @@ void op_write_stdin(struct op *op)
         close(op->in_fd);
         op->in_fd = -1;
     }
+}
+
+void op_input(struct op *op, const uint8_t *p, size_t n)
+{
+    uint8_t credit[5] = {S_STDIN, (uint8_t)n, (uint8_t)(n >> 8), (uint8_t)(n >> 16), (uint8_t)(n >> 24)};
+    if (op->in_fd < 0) { /* the command no longer reads: taken and thrown away */
+        send_frame(M_CREDIT, op->id, credit, sizeof credit);
+        return;
+    }
+    if (op->in_eof || op->in.len + n > WINDOW) {
+        too_much_input(op);
+        return;
+    }
+    size_t taken = op->in.len ? 0 : pour(op, p, n);
+    if (!buf_add(&op->in, p + taken, n - taken)) {
+        too_much_input(op);
+        return;
+    }
+    op->in_total += n;
+    if (n)
+        op->mid_line = p[n - 1] != '\n';
+    poured(op, taken);
+}
+
+void op_write_stdin(struct op *op)
+{
+    size_t taken = pour(op, op->in.p, op->in.len);
+    buf_cut(&op->in, taken);
+    poured(op, taken);
 }
 
 void op_input_end(struct op *op)

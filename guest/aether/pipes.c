@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #define FILE_PIPE (256 << 10)
+#define DRAIN_READS 3 /* of a stream at once; the loop takes what is more */
 
 static int pipe_for(struct outstream *s, int *write_end, bool big)
 {
@@ -38,7 +39,7 @@ static int input_for(struct op *op, bool with_stdin)
 
 int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdin)
 {
-    struct launch l = {.kind = (uint32_t)kind, .fds = {-1, -1, -1, -1, -1, -1, -1, -1}};
+    struct launch l = {.kind = (uint32_t)kind, .fds = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
     int status[2];
     launch_spec(&l, p, n);
     if (!op->rows)
@@ -65,4 +66,28 @@ int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdi
         return -1;
     op->sent = true;
     return 0;
+}
+
+/* While a process runs the agent has its output open too: its pipes are closed before it
+ * has ended, and would only wake the agent up once more. */
+void op_close_lent(struct op *op)
+{
+    for (int k = 0; k < 2; k++) {
+        if (op->lent[k] >= 0)
+            close(op->lent[k]);
+        op->lent[k] = -1;
+    }
+}
+
+/* What a process wrote before it ended is there, and mostly the end of it. */
+void op_drain(struct op *op)
+{
+    for (int k = 0; k < 2; k++) {
+        struct outstream *s = &op->out[k];
+        uint64_t before = s->total - 1;
+        for (int i = 0; i < DRAIN_READS && s->fd >= 0 && s->total != before; i++) {
+            before = s->total;
+            op_read(op, k);
+        }
+    }
 }

@@ -95,7 +95,7 @@ static int shell_fds(struct session *s, struct launch *l)
 
 static int shell_start(struct session *s, const struct buf *spec)
 {
-    struct launch l = {.kind = K_SHELL, .fds = {-1, -1, -1, -1, -1, -1, -1, -1}};
+    struct launch l = {.kind = K_SHELL, .fds = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
     launch_spec(&l, spec->p, spec->len);
     if (shell_fds(s, &l) || launch(&l, &s->at))
         return -1;

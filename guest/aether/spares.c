@@ -188,7 +188,7 @@ static void launched(struct launch *l)
 
 int launch(struct launch *l, struct place *where)
 {
-    int failed = 0;
+    int failed = policy_fds(l);
     for (int i = 0; i < L_ROOT; i++)
         failed |= l->fds[i] < 0 && !(i == L_SPEC && l->spec);
     if (!failed)

@@ -1,14 +1,17 @@
-/* attach PIDFD ROOTFD [HOSTNAME]: gives a warm shell its root.
+/* attach PIDFD ROOTFD [HOSTNAME [GUARD…]]: gives a warm shell its root.
  *
  * Enters the shell's mount, network and UTS namespaces, brings its loopback up, puts the composed root, a detached
  * mount that the edge made, at /newroot, carries the shell's /proc, /dev, /sys and
  * the engine's /etc files over (with all that is mounted below them: what the
  * engine masks stays masked), makes it the root of every process there and drops
- * the old one, and with it the agent's socket folder. Errors go to stderr.
+ * the old one, and with it the agent's socket folder. A GUARD says what is laid over a
+ * path of the new root, see guard.c. Errors go to stderr.
  *
  * The image is untrusted and the process is root in the host's namespaces of
  * everything but mounts, so nothing of the new root is resolved through a link.
  */
+#include "attach.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
@@ -26,10 +29,11 @@
 #include <unistd.h>
 
 #define NEWROOT "/newroot"
-#define EXIT_IMAGE 2 /* the image is at fault: no other node would do better */
+#define EXIT_IMAGE 2  /* the image is at fault: no other node would do better, */
+#define EXIT_POLICY 3 /* or what is to be protected in it */
+#define RESOLVER "192.0.0.8" /* the edge's, where there is a way out; else nobody */
 
-static void fail(const char *fmt, ...) __attribute__((noreturn, format(printf, 1, 2)));
-static void fail(const char *fmt, ...)
+void fail(const char *fmt, ...)
 {
     int err = errno;
     va_list ap;
@@ -38,7 +42,9 @@ static void fail(const char *fmt, ...)
     vfprintf(stderr, fmt, ap);
     fprintf(stderr, ": %s\n", strerror(err));
     va_end(ap);
-    exit(strncmp(fmt, "the image's ", 12) ? 1 : EXIT_IMAGE);
+    exit(!strncmp(fmt, "the image's ", 12)     ? EXIT_IMAGE
+         : !strncmp(fmt, "the policy's ", 13) ? EXIT_POLICY
+                                              : 1);
 }
 
 static int open_inside(int root, const char *path, int flags, mode_t mode)
@@ -81,7 +87,7 @@ static int take(const char *path)
                         OPEN_TREE_CLONE | AT_RECURSIVE | OPEN_TREE_CLOEXEC);
 }
 
-static void put(int tree, int at, const char *what)
+void put(int tree, int at, const char *what)
 {
     if (syscall(SYS_move_mount, tree, "", at, "",
                 MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH))
@@ -130,6 +136,9 @@ static void name_host(const char *name)
     if (name)
         dprintf(fd, "127.0.1.1\t%s\n", name);
     close(fd);
+    fd = rewrite("/etc/resolv.conf"); /* the engine's is the node's own */
+    dprintf(fd, "nameserver %s\noptions timeout:5 attempts:2\n", RESOLVER);
+    close(fd);
     if (!name)
         return;
     if (sethostname(name, strlen(name)))
@@ -155,7 +164,7 @@ static void loopback_up(void)
 int main(int argc, char **argv)
 {
     if (argc < 3) {
-        fputs("usage: attach PIDFD ROOTFD [HOSTNAME]\n", stderr);
+        fputs("usage: attach PIDFD ROOTFD [HOSTNAME [GUARD...]]\n", stderr);
         return 2;
     }
     int pidfd = atoi(argv[1]), mount_fd = atoi(argv[2]);
@@ -171,6 +180,8 @@ int main(int argc, char **argv)
     if (root < 0 || fchdir(root))
         fail("cannot enter the new root");
     carry_over(root);
+    if (argc > 4)
+        guard(root, argv + 4);
     if (syscall(SYS_pivot_root, ".", "."))
         fail("cannot change the root");
     if (umount2(".", MNT_DETACH))

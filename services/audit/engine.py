@@ -149,15 +149,16 @@ def _amount(rule: Rule, event: Event) -> int:
 
 
 def _add_targets(window: Window, event: Event, now: int, oldest: int) -> int:
-    """Different targets: those seen one by one, or as many as one summary stands for."""
+    """Different targets: those seen one by one, or as many as summaries stand for. What is
+    in two summaries counts twice: a summary names only some of its targets."""
     for target in event.samples or (event.target,):
         if target in window.targets or len(window.targets) < MAX_TARGETS:
             window.targets[target] = max(now, window.targets.get(target, now))
-    window.summaries[now] = max(event.targets, window.summaries.get(now, 0))
+    window.summaries[now] = window.summaries.get(now, 0) + event.targets
     for target in [target for target, at in window.targets.items() if at <= oldest]:
         del window.targets[target]
     _expire(window.summaries, oldest)
-    return max(len(window.targets), *window.summaries.values(), 0)
+    return max(len(window.targets), sum(window.summaries.values()))
 
 
 def _expire(steps: dict[int, int], oldest: int) -> None:
@@ -187,6 +188,7 @@ def _finding(window: Window, item: Taken, measured: int) -> Finding:
 
 def _explained(rule: Rule, event: Event, measured: int) -> str:
     facts = {name: _shown(getattr(event, name)) for name in Event.__struct_fields__}
+    facts["comm"] = facts["comm"] or "a process"
     facts |= {"target": _shown(event.target), "measured": str(measured),
               "window": f"{rule.window_s:g} s"}  # fmt: skip
     return rule.explanation.format_map(facts)

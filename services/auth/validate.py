@@ -10,13 +10,11 @@ a mount, a device or a protection must not get a sandbox without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
 from schemas.base import BadMessage, WireError, decode
 from schemas.sandbox import SandboxSpec
+from shared import policies
 from shared.errors import DsecError, InvalidRequest, Unsupported
 from shared.wire import bad_message, to_wire
 
@@ -125,19 +123,10 @@ def _sizes(spec: SandboxSpec) -> None:
 
 
 def _features(spec: SandboxSpec) -> None:
-    strange = [name for name in spec.require if name not in REQUIRABLE]
+    strange = [
+        name for name in spec.require
+        if name not in REQUIRABLE and not policies.is_policy_part(name)
+    ]  # fmt: skip
     if strange:
         raise Unsupported(f"cannot be required: {', '.join(strange)}", field="require")
-    for piece in _pieces(spec.policy or {}):
-        raise Unsupported(f"{piece} has no enforcer", field=piece)
-
-
-def _pieces(policy: Mapping[str, Any]) -> list[str]:
-    """The parts of a policy document that ask for something, by dotted name."""
-    found = []
-    for name, part in policy.items():
-        if isinstance(part, Mapping):
-            found += [f"policy.{name}.{inner}" for inner in part]
-        elif part:
-            found.append(f"policy.{name}")
-    return found
+    policies.read(spec.policy, spec.network_rules, spec.require)

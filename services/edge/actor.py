@@ -1,9 +1,8 @@
 """One sandbox on this node: an actor that does one thing at a time.
 
 Owns: the order of driver calls for one sandbox, their deadlines, its time limits, the
-observations that follow. Does not own: which sandboxes there are (supervisor), what
-a command means (rules), commands inside (door), what is activity (activity), how it is
-paused (pauses).
+observations that follow. Does not own: which sandboxes there are (supervisor), what a
+command means (rules), commands inside (door), activity, pauses, repolicing.
 
 An *ending* (stop, death, time-out) is not queued behind anything: it interrupts
 whatever the actor does, a start included, and is the last thing it does. An ending is
@@ -19,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from schemas.exec import PolicyRequest
 from schemas.sandbox import EdgeOpItem, Observation, Observed
-from services.edge import records, rules
+from services.edge import records, repolicing, rules
 from services.edge.activity import Activity
 from services.edge.admission import Amount
 from services.edge.branches import captures
@@ -95,6 +95,7 @@ class Sandbox:
         )  # fmt: skip
         self._waking = Waking(lambda: self.operate("wake", None))
         self._context = context
+        self.repolicing = asyncio.Lock()
         self._queue: asyncio.Queue[tuple[str, EdgeOpItem | None]] = asyncio.Queue(MAX_QUEUED)
         self._found = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -180,6 +181,9 @@ class Sandbox:
         if self.handle is None:
             raise Unavailable("the sandbox is starting", retry_after_s=0.2)
         return self.handle
+
+    async def enforce(self, request: PolicyRequest) -> Handle:
+        return await repolicing.enforce(self, self._context, request)
 
     def observation(self, observed: Observed | None = None, **more: Any) -> Observation:
         """What is true now, at the present generation."""

@@ -18,9 +18,11 @@ from typing import IO
 
 from schemas.subjects import EDGE_DURABLE, inbox_prefix
 from services.edge import probe
-from services.edge.door import COUNTED, Door
+from services.edge.door import Door
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver
+from services.edge.drivers.offers import offered
+from services.edge.drivers.policing import Enforcing
 from services.edge.excess import Excess
 from services.edge.execs import Execs
 from services.edge.handlers import Commands
@@ -31,10 +33,12 @@ from services.edge.layers.locate import locator
 from services.edge.layers.watch import Watch
 from services.edge.link import Link
 from services.edge.observer import Observer
+from services.edge.outcomes import COUNTED
 from services.edge.routes import Routes, parse
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
 from services.edge.trail import Trail
+from services.edge.violations import Teller
 from shared.blobs.opening import is_remote
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -76,8 +80,11 @@ class Edge:
         self.routes = Routes(
             parse(settings.routes, bus=settings.nats_url), most=settings.connections_per_sandbox
         )
+        self.violations = Teller(
+            node=settings.node, epoch=self.epoch, link=self.link, now=clock.now
+        )
         self.supervisor = Supervisor(
-            drivers(settings), journal=self.journal, observer=self.observer,
+            told(drivers(settings), self.violations), journal=self.journal, observer=self.observer,
             locator=locator(settings.store_url, layers), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
@@ -96,9 +103,7 @@ class Edge:
             self.supervisor, settings=settings, epoch=self.epoch, limits=limits,
             meter=self.meter,
         )  # fmt: skip
-        self.excess = Excess(
-            self.supervisor, node=settings.node, link=self.link, clock=clock
-        )
+        self.excess = Excess(self.supervisor, node=settings.node, link=self.link, clock=clock)
         self.health = Health("edge")
         self.health.add("journal", self.journal.check)
         self.health.add("bus", self.link.check)
@@ -113,7 +118,7 @@ class Edge:
         if self.settings.health_port:
             await self.health.serve(self.settings.health_port)
         stopping = asyncio.ensure_future(stop.wait())
-        watching = asyncio.gather(self._watched(), self.excess.run())
+        watching = asyncio.gather(self._watched(), self.excess.run(), self.violations.run())
         try:
             while not stop.is_set():
                 connected = asyncio.ensure_future(self._connected())
@@ -174,6 +179,14 @@ class Edge:
             await bus.close()
         except Exception as exc:  # it may be closed already
             log.debug("closing the bus: %r", exc)
+
+
+def told(made: dict[str, Driver], teller: Teller) -> dict[str, Driver]:
+    """The drivers, those that deny things telling ``teller``."""
+    for driver in made.values():
+        if (enforcing := offered(driver, Enforcing)) is not None:
+            enforcing.report_to(teller.tell)
+    return made
 
 
 def drivers(settings: Settings) -> dict[str, Driver]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.edge.cgroups import WORK, Groups, keyed, oom_file
-from services.edge.drivers.base import Counters
+from services.edge.drivers.counters import Counters
 
 
 def counters(groups: Groups) -> Counters:

@@ -1,8 +1,7 @@
 """The edge's door: exec and file verbs straight from clients, one hop on the bus.
 
-Owns: who is let in, how many at once, that no command runs twice, typed errors (one of
-the three places that translate them), access records. Does not own: frames (operation),
-what a verb does (verbs).
+Owns: who is let in, how many at once, that no command runs twice, typed errors, access
+records. Does not own: frames (operation), what a verb does (verbs).
 
 It takes its messages from the connection's reader, not through FastStream: this is the
 hottest path of the system, a FastStream subscriber costs about 55 µs a message
@@ -67,8 +66,6 @@ SILENT_S = KEEPALIVE_S * 0.6
 TICK_S = 1.0
 RETRY_AFTER_S = 0.5
 SIGKILL = 9
-COUNTED = ("ended", "repeated", "failed_infra", "unknown")
-"""Of these the client asked again, the infrastructure failed, nobody knows the outcome."""
 
 Key = tuple[str, str]
 
@@ -100,7 +97,7 @@ class Door:
         self._ticker: asyncio.Task[None] | None = None
         self._closing = False
         self.counts: Counter[str] = Counter()
-        """Operations since the start, by how they came and ended: see :data:`COUNTED`."""
+        """Operations since the start, by how they came and ended: see ``outcomes.COUNTED``."""
 
     async def open(self, bus: Bus) -> None:
         """Listens on a (new) connection."""
@@ -140,10 +137,9 @@ class Door:
         key = (call.uid, headers.get(HEADER_OP, ""))
         frame = headers.get(HEADER_FRAME, "")
         op = self._running.get(key) or self._finished.get(key)
-        if op is None or op.call.principal != call.principal:
+        mine = call.principal, call.project
+        if op is None or (op.call.principal, op.call.project) != mine:
             return  # it is over, or somebody else's
-        if op.call.project != call.project:
-            return
         if frame in calls.USES:
             sandbox = self._supervisor.find(call.project, call.uid)
             if sandbox is not None:
@@ -363,9 +359,7 @@ class Door:
         """A frame to a client. One that is lost with the connection is sent again when
         the client attaches again."""
         try:
-            client = self._link.bus.client
-            if headers or not quick.publish(client, subject, data):
-                await client.publish(subject, data, headers=headers)
+            await quick.send(self._link.bus.client, subject, data, headers)
         except (Unavailable, NatsError) as exc:
             log.debug("a frame is lost: %r", exc)
 

@@ -22,7 +22,8 @@ from schemas.audit import Violation, Violations
 from schemas.base import encode
 from schemas.subjects import sec
 from services.edge.actor import Sandbox
-from services.edge.drivers.base import Counters, Counting, Driver
+from services.edge.drivers.base import Driver
+from services.edge.drivers.counters import Counters, Counting
 from services.edge.drivers.offers import offered
 from services.edge.link import Link
 from services.edge.supervisor import Supervisor

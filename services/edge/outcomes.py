@@ -19,6 +19,10 @@ from services.edge.verbs import Verb
 from shared import lifecycle
 from shared.errors import CapacityExhausted, DsecError, Internal, SandboxDied, Unavailable
 
+COUNTED = ("ended", "repeated", "failed_infra", "unknown")
+"""Of the operations at a door: which the client asked again, the infrastructure failed,
+and nobody knows the outcome of."""
+
 
 def death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
     """What the command saw, named by what the edge knows of the sandbox's end."""

@@ -153,6 +153,14 @@ def state(uid: str, generation: int, *, paused: bool, times: Times) -> Change:
     )
 
 
+def repoliced(uid: str, accepted: Accepted, handle: Handle) -> Change:
+    """Other rules are in force: a new edge process puts these into force again."""
+    return (
+        "update sandbox set accepted = ?, handle = ? where uid = ?",
+        (encode(accepted), _handle_text(handle), uid),
+    )
+
+
 def adopted(uid: str, generation: int) -> Change:
     """It goes on under a newer command."""
     return "update sandbox set generation = ? where uid = ?", (generation, uid)

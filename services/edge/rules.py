@@ -13,7 +13,8 @@ from typing import Literal
 from schemas.sandbox import ResolvedSpec, SandboxSpec, StartItem
 from services.edge.admission import Amount
 from services.edge.drivers.base import BackendReport, Layer, StartSpec
-from shared import lifecycle
+from services.edge.policy import plan
+from shared import lifecycle, policies
 from shared.errors import (
     CapacityExhausted,
     DsecError,
@@ -114,9 +115,14 @@ def check_spec(spec: SandboxSpec, report: BackendReport) -> DsecError | None:
     if not report.supported:
         text = f"backend {spec.backend} does not work on this node: {report.reason}"
         return Unavailable(text, field="backend")
-    if spec.policy:
-        return Unsupported("no enforcer of policy documents on this node", field="policy")
+    try:
+        policy = policies.read(spec.policy, spec.network_rules, spec.require)
+        plan.compile_policy(policy, report.features)
+    except DsecError as exc:
+        return exc
     for name in spec.require:
+        if policies.is_policy_part(name):
+            continue
         feature = report.features.get(name)
         if feature is None or not feature.supported:
             why = feature.reason if feature else "unknown to this backend"
@@ -139,6 +145,13 @@ def check_routes(spec: SandboxSpec, known: Collection[str]) -> DsecError | None:
     return None
 
 
+def times(spec: SandboxSpec) -> Times:
+    """The limits of its life; a policy's wall time is a deadline."""
+    policy = policies.read(spec.policy, spec.network_rules, spec.require)
+    ends = [s for s in (spec.deadline_s, policy.limits.wall_time_s) if s is not None]
+    return Times(spec.ttl_running_stop, min(ends, default=None))
+
+
 def failed_start(exc: DsecError) -> tuple[Literal["refused", "failed"], str]:
     """How a start that raised is observed, and its cause. ``refused`` where another
     node may do better: then nothing is left here, says the driver port."""
@@ -156,6 +169,8 @@ def failed_start(exc: DsecError) -> tuple[Literal["refused", "failed"], str]:
 def start_spec(item: StartItem, resolved: ResolvedSpec, layers: list[Layer]) -> StartSpec:
     """The driver's form of a start: the spec over the defaults of its image."""
     spec, image = resolved.spec, resolved.image
+    policy = policies.read(spec.policy, spec.network_rules, spec.require)
+    pids = [n for n in (spec.pids_limit, policy.limits.pids) if n is not None]
     env: Mapping[str, str] = {**image.env, **spec.env}
     return StartSpec(
         uid=item.uid,
@@ -164,11 +179,11 @@ def start_spec(item: StartItem, resolved: ResolvedSpec, layers: list[Layer]) -> 
         cpu_cores=spec.cpu_cores_limit,
         memory_mb=spec.memory_limit_mb,
         disk_mb=spec.disk_limit_mb,
-        pids=spec.pids_limit,
+        pids=min(pids, default=None),
         env=env,
         workdir=spec.workdir or image.workdir or DEFAULT_WORKDIR,
         user=spec.init_user or image.user or DEFAULT_USER,
-        network_rules=spec.network_rules,
+        policy=policy,
         qos=spec.qos,
         hostname=item.uid,
         options=spec.options,

@@ -17,8 +17,8 @@ import msgspec
 
 from schemas.exec import PackReply, PackRequest
 from services.edge import packing, scrub
-from services.edge.drivers.base import Captured, Snapshotting
 from services.edge.drivers.offers import offered
+from services.edge.drivers.snapshotting import Captured, Snapshotting
 from services.edge.ending import Interrupted
 from shared.errors import Unavailable, Unsupported
 

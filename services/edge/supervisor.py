@@ -234,7 +234,7 @@ class Supervisor:
             assert error is not None
             self._refuse(item, error, decided)
             return
-        times = rules.Times(spec.ttl_running_stop, spec.deadline_s)
+        times = rules.times(spec)
         row = SandboxRow(accepted, item.generation, times)
         sandbox = self._add(row, driver)
         decided.added.append(sandbox)

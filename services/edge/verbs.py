@@ -24,8 +24,10 @@ from schemas.exec import (
     InfoRequest,
     PackReply,
     PackRequest,
+    PolicyReply,
+    PolicyRequest,
 )
-from services.edge import fileverbs, snapshots
+from services.edge import fileverbs, repolicing, snapshots
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
     ExecOutcome,
@@ -45,7 +47,7 @@ BACKSTOP_S = 10.0
 USAGE_S = 2.0
 LIVE = ("running", "pausing", "paused", "resuming")
 
-Reply = ExecReply | FileReply | InfoReply | ConnectReply | PackReply | Page
+Reply = ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | PackReply | Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,9 @@ VERBS: dict[str, Verb] = {
         ExecRequest, ExecReply, run_exec, _always, _always, check_exec, resume=resume_exec
     ),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
+    "policy": Verb(
+        PolicyRequest, PolicyReply, repolicing.run_policy, check=repolicing.check, wakes=False
+    ),
     "connect": Verb(ConnectRequest, ConnectReply, run_connect, repeats=False, operation=Connection),
     "pack": Verb(PackRequest, PackReply, snapshots.run_pack, wakes=False),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read, logs=_placed),

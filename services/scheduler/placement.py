@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from schemas.base import WireError
 from schemas.node import BackendStatus, Resources
 from schemas.sandbox import SandboxSpec
+from shared.policies import is_policy_part
 
 PRESSURE_WEIGHT = 0.5
 """How much measured pressure (0…1) adds to a node's load, in committed shares."""
@@ -115,7 +116,8 @@ class Placed:
 
 def need_of(spec: SandboxSpec, exclude: Iterable[str] = ()) -> Need:
     """What ``spec`` asks of a node: a limit without its enforcer is not a limit."""
-    features = set(spec.require)
+    # parts of a policy are the edge's to enforce or refuse, whatever its backend is called
+    features = {name for name in spec.require if not is_policy_part(name)}
     if spec.disk_limit_mb is not None:
         features.add("disk_limit")
     if spec.on_timeout == "pause" and spec.ttl_running_stop is not None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from services.edge.drivers.base import Driver, Handle
+from shared import policies
 from shared.errors import DsecError, PolicyDenied, Unsupported
 from tests.conformance.harness import Harness, new_uid, run, until
 
@@ -80,7 +81,7 @@ async def test_a_limit_without_enforcer_is_refused_before_anything_starts(
 
 
 async def test_every_denied_network_rule_has_an_enforcer(harness: Harness) -> None:
-    spec = harness.spec(uid=new_uid(), network_rules={"*": False})
+    spec = harness.spec(uid=new_uid(), policy=policies.read(None, {"*": False}))
     handle = await harness.driver.start(spec)
     try:
         assert handle.enforcement["network"]

@@ -327,7 +327,7 @@ async def test_the_command_line_exports_a_trajectory(
 ) -> None:
     async with sandbox_of(containers) as sandbox:
         await sandbox.exec("echo hello > /tmp/x")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # a few ticks of the clock that stamps files
         await sandbox.exec("true")
 
         async def dsec(*argv: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -224,13 +224,21 @@ class AgentClient(asyncio.BufferedProtocol):
         """Lets the commands' clock go on."""
         await self._ask(Msg.RESUME)
 
-    async def _ask(self, type_: int) -> Any:
+    async def policy(self, payload: bytes, ask: socket.socket | None) -> None:
+        """What commands to come give up; ``ask`` is where their filters' listeners go."""
+        await self._ask(Msg.POLICY, payload, [ask.fileno()] if ask else [])
+
+    async def _ask(self, type_: int, payload: bytes = b"", fds: Sequence[int] = ()) -> Any:
         """The answer to a request that is one frame."""
         op = self._open()
         op.on_note = _unheard  # OK is an answer here
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._send_in_turn(type_, op.id)
+                if fds and self._transport is not None and not self.lost:
+                    frame = wire.frame(type_, op.id, payload)
+                    await handshake.send_along(self._transport, frame, fds)
+                else:
+                    await self._send_in_turn(type_, op.id, payload)
                 answer, value = await op.next()
             if answer == Msg.ERROR:
                 raise value

@@ -80,9 +80,7 @@ async def _streamed(
     async def fetch() -> None:
         try:
             await started(
-                lambda: agent.run(
-                    Msg.FILE, payload, on_output, stdin=stdin() if stdin else None
-                )
+                lambda: agent.run(Msg.FILE, payload, on_output, stdin=stdin() if stdin else None)
             )
         finally:
             await queue.put(b"")

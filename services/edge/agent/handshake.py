@@ -94,6 +94,17 @@ async def set_up(
         made.rename(path)
 
 
+async def send_along(transport: asyncio.Transport, frame: bytes, fds: Sequence[int]) -> None:
+    """A frame with descriptors, past the transport, which can carry none: once nothing
+    waits in it. Raises ``OSError`` where the peer does not read."""
+    while transport.get_write_buffer_size():  # noqa: ASYNC110 - it tells of room, not of this
+        await asyncio.sleep(QUEUE_RETRY_S)
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
+        if socket.send_fds(sock, [frame], fds) != len(frame):
+            transport.abort()
+            raise ProtocolError("the agent does not read")
+
+
 def _listen(listener: socket.socket, path: Path) -> None:
     path.unlink(missing_ok=True)
     with _in_folder(path) as name:

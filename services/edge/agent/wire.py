@@ -40,6 +40,7 @@ class Msg(IntEnum):
     FILE = 12
     RESIZE = 13
     DIAL = 14
+    POLICY = 15
     PAUSE = 18
     RESUME = 19
     RESULT = 20
@@ -118,6 +119,11 @@ class Tag(IntEnum):
     BASE_OUT = 93
     BASE_ERR = 94
     CTIME_NS = 95
+    FILTER = 100
+    FILTER_ASK = 101
+    OPEN_FILES = 102
+    FILE_SIZE = 103
+    HAS_ASK = 104
 
 
 class FileOp(IntEnum):

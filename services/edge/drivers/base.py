@@ -32,6 +32,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from shared.policies import Policy
+
 Cause = str  # a cause of shared.lifecycle.CAUSES
 
 
@@ -82,7 +84,7 @@ class StartSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/"
     user: str = "root"
-    network_rules: Mapping[str, bool] = field(default_factory=dict)
+    policy: Policy = field(default_factory=Policy)
     qos: Literal["best_effort", "latency_sensitive"] = "best_effort"
     hostname: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -119,16 +121,6 @@ class Usage:
     pids: int = 0
     disk_bytes: int = 0
     oom_kills: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What a sandbox ran into since it was made: how often it was refused a new process,
-    how many of its processes were killed for memory; and the bytes that it has on disk."""
-
-    pids_refused: int = 0
-    oom_kills: int = 0
-    disk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +203,7 @@ class ExecIO(Protocol):
 class ResumeIO(ExecIO, Protocol):
     """The supervisor's side of a command that is followed again."""
 
-    async def resumes(
-        self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)
-    ) -> None:
+    async def resumes(self, *, taken: int, terminal: bool, base: tuple[int, int] = (0, 0)) -> None:
         """Told before anything else: the command was given ``taken`` bytes of input;
         on a ``terminal`` only new output comes, else stdout and stderr from ``base`` on."""
         ...
@@ -319,15 +309,6 @@ class Accepting(Protocol):
 
 
 @runtime_checkable
-class Counting(Protocol):
-    """Optional: what sandboxes ran into, cheap enough to be read every second."""
-
-    async def counters(self, handles: Sequence[Handle]) -> list[Counters]:
-        """Of each, in order; of one that is gone all are 0."""
-        ...
-
-
-@runtime_checkable
 class Resumable(Protocol):
     """Optional: commands that outlive the edge process."""
 
@@ -376,38 +357,4 @@ class Pausable(Protocol):
         stays. Takes long and is cancelled before a resume or a stop: then it ends within
         a moment. Whenever it has ended, limits are as they were. Raises ``Unavailable``
         where the sandbox cannot stay paused."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """What a sandbox had changed at one moment. ``folders`` (bottom to top) are like
-    overlay's upper ones: whiteouts are devices of number 0, opaque folders carry overlay's
-    mark. Nobody changes them. ``captures``: their ids. ``frozen_s``: how long the workload
-    stood still for it; ``bytes``: contents copied. ``root``: where the live sandbox's files
-    are seen, by who follows no link there."""
-
-    id: str
-    folders: Sequence[str]
-    captures: Sequence[str]
-    frozen_s: float = 0.0
-    bytes: int = 0
-    entries: int = 0
-    root: str = ""
-
-
-@runtime_checkable
-class Snapshotting(Protocol):
-    """Optional (feature ``snapshot``): a sandbox's changes as they are at one moment, its
-    memory not."""
-
-    async def capture(self, handle: Handle, id: str) -> Captured:
-        """Copies what the sandbox changed over its layers, running or paused; it goes on
-        as before, also when this raises or is cancelled: then nothing of the copy is left.
-        An ``id`` that is there already is returned as it is. Held until :meth:`release`,
-        and after it while a sandbox was started from it. Not beside a pause or resume."""
-        ...
-
-    async def release(self, id: str) -> None:
-        """Idempotent: the caller needs it no more."""
         ...

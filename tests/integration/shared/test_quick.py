@@ -96,3 +96,19 @@ async def test_nothing_goes_the_short_way_without_a_server(bus: Bus) -> None:
     client = bus.client
     await bus.close()
     assert not quick.publish(client, "a", b"")
+
+
+async def test_large_messages_come_whole_with_their_headers(bus: Bus) -> None:
+    """In order with small ones, and those that are no longer plain."""
+    subject, heard = f"test.{ids.new()}", Heard(4)
+    await quick.subscribe(bus.client, subject, heard.take)
+    body = bytes(range(256)) * 1024
+    headers = {"Dsec-Frame": "o", "Dsec-Offset": "12"}
+    assert await quick.publish_large(bus.client, subject, memoryview(body), headers=headers)
+    assert quick.publish(bus.client, subject, b"small")
+    assert await quick.publish_large(bus.client, subject, body[1:], headers=headers)
+    for bad in ({"A b": "c"}, {"A": "b\r\nC: d"}, {"A": ""}, {"A": "b" * quick.HEADERS_BYTES}):
+        assert not await quick.publish_large(bus.client, subject, body, headers=bad)
+    await quick.send(bus.client, subject, body, {"A": "  b"})
+    assert await heard.everything() == [body, b"small", body[1:], body]
+    assert [m.headers for m in heard.messages] == [headers, None, headers, {"A": "b"}]

@@ -23,10 +23,10 @@ import msgspec
 
 from services.edge import freezing
 from services.edge.cgroups import CgroupDriver, Kind
-from services.edge.drivers.base import Captured
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.deaths import Sandbox
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.snapshotting import Captured
 from services.edge.layers.mounts import Upper
 from services.edge.mirror import Mirror, mapped_for_writing
 from shared.errors import InvalidRequest, NotFound

@@ -20,6 +20,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,6 @@ from services.edge.cgroups import CgroupDriver, Groups
 from services.edge.counting import counters
 from services.edge.drivers.base import (
     BackendReport,
-    Captured,
-    Counters,
     ExecIO,
     ExecOutcome,
     ExecSpec,
@@ -46,15 +45,21 @@ from services.edge.drivers.base import (
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.capturing import Capturing
 from services.edge.drivers.container.deaths import Deaths, Sandbox, why
-from services.edge.drivers.container.engine import Engine, Shell
+from services.edge.drivers.container.enforcing import Enforcing, Target
+from services.edge.drivers.container.engine import Engine
 from services.edge.drivers.container.files import FilesOfAgent
+from services.edge.drivers.container.leftovers import Leftovers
 from services.edge.drivers.container.pausing import NOT_OPEN, Pausing, pause_features
+from services.edge.drivers.container.policies import PolicyOfContainers
 from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Root, Shells, WarmShell
-from services.edge.drivers.container.wanted import NO_NETWORK, check, limits, network
+from services.edge.drivers.container.wanted import check, limits
+from services.edge.drivers.counters import Counters
+from services.edge.drivers.snapshotting import Captured
 from services.edge.layers.mounts import Upper
+from services.edge.policy.plan import NO_INTERFACE, Plan
 from shared.errors import (
     CapacityExhausted,
     Conflict,
@@ -66,7 +71,7 @@ from shared.errors import (
 log = logging.getLogger(__name__)
 
 
-class ContainerDriver(FilesOfAgent, PortsOfAgent):
+class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers):
     """See the module."""
 
     name = "container"
@@ -79,6 +84,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         self._live: dict[str, Sandbox] = {}
         self._starting: set[str] = set()
         self._deaths = Deaths(settings, self._engine, self._live)
+        self._enforcing = Enforcing(settings)
+        self._features: Mapping[str, Feature] = {}
         self._shells: Shells | None = None
         self._pool: Pool[WarmShell] | None = None
         self._pausing: Pausing | None = None
@@ -102,13 +109,14 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             "exec": yes, "files": yes, "file_trees": yes, "sessions": yes, "pty": yes,
             "ports": yes, "routes": yes,
             "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
-            "network_deny": Feature(True, NO_NETWORK),
-            "network_allow": Feature(False, "containers have no network yet"),
+            "network_deny": Feature(True, NO_INTERFACE),
             "disk_limit": Feature(False, "no quota on writable layers"),
             "snapshot": Feature(cgroups.freezer is not None, "disk only"),
         }  # fmt: skip
         swap = self._pausing.swap.look() if self._pausing else NOT_OPEN
         features |= pause_features(cgroups, swap)
+        features |= await asyncio.to_thread(self._enforcing.features)
+        self._features = features
         return BackendReport(True, f"Docker Engine {version}", features)
 
     async def open(self, on_exit: OnExit) -> None:
@@ -136,6 +144,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             sandbox.agent.close()
         self._live.clear()
         self._deaths.close()
+        self._enforcing.close()
         if self._late is not None:
             self._late.cancel()
         if self._shells is not None:
@@ -165,6 +174,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
 
     async def start(self, spec: StartSpec) -> Handle:
         check(spec)
+        plan = await self._plan(spec)
         if spec.uid in self._live or spec.uid in self._starting:
             raise Conflict(f"sandbox {spec.uid} exists", field="uid")
         folder = self._settings.sandboxes_dir / spec.uid
@@ -176,13 +186,13 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
                 )
             except FileExistsError:
                 raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
-            return await self._start(spec, folder)
+            return await self._start(spec, folder, plan)
         except OSError as err:
             raise full_disk(err) from err
         finally:
             self._starting.discard(spec.uid)
 
-    async def _start(self, spec: StartSpec, folder: Path) -> Handle:
+    async def _start(self, spec: StartSpec, folder: Path, plan: Plan) -> Handle:
         warm: WarmShell | None = None
         try:
             warm = await self._take_shell()
@@ -190,12 +200,16 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             await self.shells.thread(lambda: folders.note(folder, data))
             above = [self._capturing.folder(id) for id in spec.captures]
             root = Root(spec.layers, Upper(folder), above)
-            enforced = await self.shells.attach(warm, root, limits(spec), spec.hostname)
+            names = [spec.hostname, *self._enforcing.guards(plan)]
+            enforced = await self.shells.attach(warm, root, limits(spec), names)
             await warm.agent.list()  # the agent answers in the root it now has
-            handle = Handle(spec.uid, self.name, data, enforced | network(spec))
+            target = Target(spec.uid, spec.project, warm.agent, warm.shell.pid, warm.groups)
+            await self._enforcing.begin(target, plan)
+            handle = Handle(spec.uid, self.name, data, {**enforced, **plan.enforcement})
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
         except BaseException:
+            self._enforcing.end(spec.uid)
             await asyncio.shield(self._undo(warm, folder))
             raise
 
@@ -235,8 +249,16 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             if (await self._engine.ending(str(handle.data["container"]))).running:
                 raise
             return None
-        self._adopt(handle, spec, agent, Groups.of(handle.data["groups"]))
-        return handle
+        groups = Groups.of(handle.data["groups"])
+        target = Target(spec.uid, spec.project, agent, int(handle.data["pid"]), groups)
+        plan = await self._plan(spec)
+        try:
+            await self._enforcing.begin(target, plan)
+        except BaseException:
+            agent.close()
+            raise
+        self._adopt(handle, spec, agent, groups)
+        return replace(handle, enforcement={**handle.enforcement, **plan.enforcement})
 
     async def inspect(self, handle: Handle) -> Inspection:
         sandbox = self._live.get(handle.uid)
@@ -250,6 +272,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
     async def exec(self, handle: Handle, spec: ExecSpec, io: ExecIO) -> ExecOutcome:
         sandbox = self._sandbox(handle)
         try:
+            spec = self._within_budget(handle, spec)
             return await run_command(sandbox.agent, spec, io, defaults=sandbox.defaults)
         except Unavailable as err:
             raise await self._deaths.explain(sandbox, err) from err
@@ -304,6 +327,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         sandbox = self._live.pop(handle.uid, None)
         if sandbox is not None:
             sandbox.stopping = True
+        self._enforcing.end(handle.uid)
         groups = Groups.of(handle.data["groups"])
         await self.pausing.leave(sandbox, groups, thaw=grace_s > 0)
         if grace_s > 0:
@@ -316,21 +340,6 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
             await self.shells.thread(self._capturing.collect)
         await self._reaper.remove(str(handle.data["container"]))
 
-    async def _remove_files(self, uid: str | None, name: str | None) -> None:
-        gone = []
-        if uid:
-            gone.append(self._settings.sandboxes_dir / uid)
-        if name:
-            gone.append(self._settings.shells_dir / name)
-
-        def work() -> None:
-            for folder in gone:
-                shutil.rmtree(folder, ignore_errors=True)
-                if folder.exists():
-                    shutil.rmtree(folder)
-
-        await self.shells.thread(work)
-
     async def sweep(self, known: frozenset[str]) -> list[str]:
         keep = known | self._starting | set(self._live)
         metas = folders.noted(self._settings.sandboxes_dir)
@@ -340,33 +349,6 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent):
         await self._sweep_shells()
         await self.shells.thread(self._capturing.collect)
         return swept
-
-    async def _sweep_shells(self) -> None:
-        """Removes shells of earlier edge processes that no sandbox has."""
-        metas = folders.noted(self._settings.sandboxes_dir)
-        kept = {str(meta.get("container")) for meta in metas.values()}
-        for shell in await self._engine.shells():
-            if shell.id not in kept and shell.instance != self._instance:
-                await self._sweep_shell(shell)
-
-    async def _sweep_late(self) -> None:
-        # a creation on its way when its edge was killed ends after the sweep at our start
-        await asyncio.sleep(self._settings.engine_s)
-        with contextlib.suppress(DsecError):
-            await self._sweep_shells()
-
-    async def _sweep_shell(self, shell: Shell) -> None:
-        pid = await self._engine.pid(shell.id)
-        if pid:
-            await self.shells.end_process(pid, shell.name)
-        await self._engine.remove(shell.id)
-        await self._remove_files(None, shell.name)
-
-    async def _sweep_one(self, uid: str, meta: Mapping[str, Any]) -> None:
-        if "groups" in meta:
-            await self.shells.end(Groups.of(meta["groups"]))
-            await self._engine.remove(str(meta["container"]))
-        await self._remove_files(uid, meta.get("name"))
 
     def _sandbox(self, handle: Handle) -> Sandbox:
         sandbox = self._live.get(handle.uid)

@@ -25,9 +25,7 @@ class FilesOfAgent:
     def _agent(self, handle: Handle) -> tuple[AgentClient, Defaults]:
         raise NotImplementedError
 
-    def _call(
-        self, handle: Handle, path: str, user: str | None
-    ) -> tuple[AgentClient, str, str]:
+    def _call(self, handle: Handle, path: str, user: str | None) -> tuple[AgentClient, str, str]:
         """The agent, the absolute path and the user of a call."""
         agent, defaults = self._agent(handle)
         if not path.startswith("/"):  # `..` is the sandbox's to resolve, over links too

@@ -42,6 +42,10 @@ class ContainerSettings:
     reclaim_concurrency: int = 2  # sandboxes whose memory is given back at once
     capture_threads: int = 2  # writable layers copied at once
     prefetch_mb: int = 256  # read ahead when a sandbox is resumed, 0: none
+    uplink: str = ""  # network namespace the gate connects from, empty: the edge's own
+    resolvers: str = ""  # address[@port],…: name servers of the gate, empty: the node's
+    services: str = ""  # pypi=host,*.host;npm=…: hosts of mirror services, instead of the public
+    egress: Path = GUEST_BUILD / "bpf" / "egress.o"
     aether: Path = GUEST_BUILD / "aether"
     attach: Path = GUEST_BUILD / "attach"
 

@@ -28,8 +28,9 @@ from services.edge.layers.mounts import LayerMounts, Upper, compose, lower_count
 from shared.errors import InvalidRequest, Unavailable
 
 T = TypeVar("T")
-EXIT_IMAGE = 2
-"""The attaching helper's exit code for what is the image's own fault."""
+EXIT_IMAGE, EXIT_POLICY = 2, 3
+"""The attaching helper's exit codes for what is the image's own fault, and for paths that
+a policy protects and that are not there."""
 
 
 @dataclass(slots=True)
@@ -123,19 +124,20 @@ class Shells:
         await self.thread(lambda: shutil.rmtree(self._settings.shells_dir / name, True))
 
     async def attach(
-        self, warm: WarmShell, root: Root, limits: Limits, hostname: str
+        self, warm: WarmShell, root: Root, limits: Limits, names: Sequence[str]
     ) -> dict[str, str]:
-        """Gives the shell its root and its limits; returns what enforces them."""
-        return await self.thread(lambda: self._attach(warm, root, limits, hostname))
+        """Gives the shell its root and its limits; returns what enforces them. ``names``:
+        the host's name, then what is laid over paths of the root."""
+        return await self.thread(lambda: self._attach(warm, root, limits, names))
 
     def _attach(
-        self, warm: WarmShell, wanted: Root, limits: Limits, hostname: str
+        self, warm: WarmShell, wanted: Root, limits: Limits, names: Sequence[str]
     ) -> dict[str, str]:
         wanted.upper.make()
         enforced = self._cgroups.limit(warm.groups, limits)
         root = compose(self._mounts, wanted.layers, wanted.upper, above=wanted.above)
         try:
-            self._enter(warm.shell, root, hostname)
+            self._enter(warm.shell, root, names)
         finally:
             os.close(root)
         found, asked = lower_count(warm.shell.pid), len(wanted.layers) + len(wanted.above)
@@ -145,13 +147,13 @@ class Shells:
             )
         return enforced
 
-    def _enter(self, shell: Shell, root: int, hostname: str) -> None:
+    def _enter(self, shell: Shell, root: int, names: Sequence[str]) -> None:
         pid = os.pidfd_open(shell.pid)
         try:
             if shell.id not in Path(f"/proc/{shell.pid}/cgroup").read_text():
                 raise Unavailable("the shell's process is not the shell's", cause="runtime")
             done = subprocess.run(
-                [str(self._settings.attach), str(pid), str(root), hostname],
+                [str(self._settings.attach), str(pid), str(root), *names],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=(pid, root), timeout=self._settings.attach_s, check=False, env={},
             )  # fmt: skip
@@ -163,6 +165,8 @@ class Shells:
             said = done.stderr[:1024].decode(errors="replace").strip()
             if done.returncode == EXIT_IMAGE:
                 raise InvalidRequest(said, field="container_image", cause="image")
+            if done.returncode == EXIT_POLICY:
+                raise InvalidRequest(said, field="policy.files", cause="invalid")
             raise Unavailable(said or "the root cannot be attached", cause="runtime")
 
     async def reconnect(self, name: str) -> AgentClient:

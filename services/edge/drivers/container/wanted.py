@@ -1,7 +1,7 @@
 """What a start asks for, read and judged. Pure.
 
-Owns: refusing what containers cannot honour, limits and network as the driver needs
-them. Does not own: putting them into force.
+Owns: refusing what containers cannot honour, limits as the driver needs them. Does not
+own: putting them into force.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from __future__ import annotations
 from services.edge.cgroups import Limits
 from services.edge.drivers.base import StartSpec
 from shared.errors import InvalidRequest, Unsupported
-
-NO_NETWORK = "none (no interface)"
-NOT_REACHABLE = "none (no interface): allow rules are not reachable yet"
 
 
 def check(spec: StartSpec) -> None:
@@ -33,9 +30,3 @@ def check(spec: StartSpec) -> None:
 def limits(spec: StartSpec) -> Limits:
     """The limits of its control groups."""
     return Limits(cpu_cores=spec.cpu_cores, memory_mb=spec.memory_mb, pids=spec.pids)
-
-
-def network(spec: StartSpec) -> dict[str, str]:
-    """What enforces its network rules."""
-    allowed = any(spec.network_rules.values())
-    return {"network": NOT_REACHABLE if allowed else NO_NETWORK}

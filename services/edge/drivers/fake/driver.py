@@ -23,7 +23,6 @@ import msgspec
 
 from services.edge.drivers.base import (
     BackendReport,
-    Counters,
     ExecIO,
     ExecOutcome,
     ExecSpec,
@@ -35,6 +34,7 @@ from services.edge.drivers.base import (
     StartSpec,
     Usage,
 )
+from services.edge.drivers.counters import Counters
 from services.edge.drivers.fake import commands, faults
 from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget

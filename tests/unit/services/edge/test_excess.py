@@ -12,7 +12,7 @@ import pytest
 
 from schemas.audit import Violation, Violations
 from schemas.base import decode
-from services.edge.drivers.base import Counters
+from services.edge.drivers.counters import Counters
 from services.edge.excess import RARELY, Excess
 from shared.bus import Outgoing
 from shared.clock import FakeClock

@@ -96,7 +96,9 @@ REPORT = BackendReport(True, features={"a": Feature(True), "b": Feature(False, "
         (SandboxSpec(require=["a"]), None),
         (SandboxSpec(require=["a", "b"]), "require"),
         (SandboxSpec(require=["unheard"]), "require"),
-        (SandboxSpec(policy={"network": {}}), "policy"),
+        (SandboxSpec(policy={"network": {}}), None),
+        (SandboxSpec(policy={"files": {"hidden": ["/x"]}}), "policy.files.hidden"),
+        (SandboxSpec(policy={"filez": {}}), "policy.filez"),
         (SandboxSpec(on_timeout="pause"), "on_timeout"),
     ],
 )

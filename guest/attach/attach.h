@@ -1,0 +1,9 @@
+/* What the parts of the helper share. */
+#ifndef ATTACH_H
+#define ATTACH_H
+
+void fail(const char *fmt, ...) __attribute__((noreturn, format(printf, 1, 2)));
+void put(int tree, int at, const char *what); /* mounts tree on at, closes both */
+void guard(int root, char **rules);
+
+#endif

@@ -1,0 +1,252 @@
+"""What enforces a policy on containers of this node.
+
+Owns: which mechanisms there are, the plan in force for each sandbox, putting it into
+force and changing it. Does not own: the compiler (:mod:`services.edge.policy`), mounts
+(guest/attach), filters on processes (the agent), the way out
+(:mod:`services.edge.egress`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.audit import Violation
+from services.edge.agent import wire
+from services.edge.agent.asking import Asking, Denied
+from services.edge.agent.client import AgentClient
+from services.edge.agent.wire import Tag
+from services.edge.cgroups import Groups
+from services.edge.drivers.base import Feature, StartSpec
+from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.egress.manager import Egress
+from services.edge.egress.resolver import servers_of
+from services.edge.policy import seccomp
+from services.edge.policy.plan import Plan, compile_policy
+from services.edge.policy.reach import parse_services
+from services.edge.policy.services import PUBLIC
+from services.edge.violations import TURN_S, Repeats
+from shared.errors import DsecError, Unsupported
+from shared.policies import Policy
+
+log = logging.getLogger(__name__)
+
+MIB = 1 << 20
+LETTERS = {"read_only": "r", "hidden": "h", "protected": "p", "noexec": "x"}
+"""How the attaching helper is told of them; upper case where the path may be missing."""
+PROC_SYSCALLS = Path("/proc/sys/kernel/seccomp/actions_avail")
+
+Tell = Callable[[Violation], None]
+
+
+@dataclass(slots=True)
+class _Held:
+    uid: str
+    project: str
+    plan: Plan
+    asking: Asking | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A sandbox as this module needs it."""
+
+    uid: str
+    project: str
+    agent: AgentClient
+    pid: int
+    groups: Groups
+
+
+class Enforcing:
+    """See the module."""
+
+    def __init__(self, settings: ContainerSettings) -> None:
+        self._machine = platform.machine()
+        self._held: dict[str, _Held] = {}
+        self.tell: Tell = lambda found: log.info("denied: %s", found)
+        self._repeats = Repeats()
+        self._turn: asyncio.TimerHandle | None = None
+        self._egress = Egress(
+            program=settings.egress, uplink=Path(settings.uplink) if settings.uplink else None,
+            servers=servers_of(settings.resolvers),
+            services={**PUBLIC, **parse_services(settings.services)},
+            tell=self._tell,
+        )  # fmt: skip
+
+    def _tell(self, found: Violation) -> None:
+        now = self._repeats.add(found)
+        if now is not None:
+            self.tell(now)
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_later(TURN_S, self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn = None
+        for found in self._repeats.turn():
+            self.tell(found)
+
+    def features(self) -> dict[str, Feature]:
+        """What the probe found. Blocking."""
+        return {
+            "network_allow": self._network(),
+            "policy_files": Feature(True, "mounts"),
+            "policy_calls": self._calls(),
+            "policy_limits": Feature(True, "rlimit"),
+            "policy_apparmor": Feature(False, _apparmor()),
+        }
+
+    def _network(self) -> Feature:
+        try:
+            return Feature(True, self._egress.probe())
+        except DsecError as err:
+            return Feature(False, err.message)
+
+    def _calls(self) -> Feature:
+        if self._machine not in seccomp.NUMBERS:
+            return Feature(False, f"no table of system calls of {self._machine}")
+        try:
+            actions = PROC_SYSCALLS.read_text().split()
+        except OSError:
+            return Feature(False, "the kernel has no seccomp filters")
+        told = "each told" if "user_notif" in actions else "untold"
+        return Feature("errno" in actions, f"seccomp, {told}")
+
+    def plan(self, spec: StartSpec, features: Mapping[str, Feature]) -> Plan:
+        """What is to be done for a start. Raises ``PolicyDenied`` or ``InvalidRequest``."""
+        made = compile_policy(spec.policy, features)
+        if made.opens:
+            self._egress.check(spec.policy)
+        return made
+
+    def guards(self, plan: Plan) -> list[str]:
+        """What the attaching helper lays over paths."""
+        return [
+            (LETTERS[m.kind].upper() if m.optional else LETTERS[m.kind]) + m.path
+            for m in plan.mounts
+        ]
+
+    async def begin(self, target: Target, plan: Plan) -> None:
+        """Puts a plan into force, before anything runs (or, after a restart of the edge,
+        anew). Raises, and then nothing of it holds anything of the edge's."""
+        held = self._held[target.uid] = _Held(target.uid, target.project, plan)
+        try:
+            await self._process(target, held)
+            if plan.opens:
+                await self._open(target, plan.policy)
+        except BaseException:
+            self.end(target.uid)
+            raise
+
+    async def change(self, target: Target, plan: Plan) -> None:
+        """Puts another plan into force. Raises ``Unsupported`` for what a running
+        sandbox keeps, and then nothing changed."""
+        held = self._held[target.uid]
+        _check_change(held.plan, plan)
+        if plan.opens:
+            self._egress.check(plan.policy)
+        old, held.plan = held.plan, plan
+        try:
+            await self._process(target, held)
+            if not plan.opens:
+                self._egress.shut(target.uid)
+            elif self._egress.has(target.uid):
+                self._egress.change(target.uid, plan.policy)
+            else:
+                await self._open(target, plan.policy)
+        except BaseException:
+            held.plan = old
+            raise
+
+    async def _open(self, target: Target, policy: Policy) -> None:
+        group = Path(target.groups.v2 or "").parent
+        await self._egress.open(
+            target.uid, target.project, pid=target.pid, group=group, policy=policy
+        )
+
+    async def _process(self, target: Target, held: _Held) -> None:
+        """What the agent applies to commands to come."""
+        plan, old = held.plan, held.asking
+        payload = b""
+        asking: Asking | None = None
+        if plan.calls:
+            policy = plan.policy
+            payload += wire.field(Tag.FILTER, seccomp.program(policy, self._machine, notify=False))
+            asking = Asking(lambda denied: self._denied(held, denied))
+            payload += wire.field(
+                Tag.FILTER_ASK, seccomp.program(policy, self._machine, notify=True)
+            )
+            payload += wire.field(Tag.HAS_ASK, 1)
+        if plan.limits.open_files is not None:
+            payload += wire.field(Tag.OPEN_FILES, plan.limits.open_files)
+        if plan.limits.file_mb is not None:
+            payload += wire.field(Tag.FILE_SIZE, plan.limits.file_mb * MIB)
+        if not payload and old is None:
+            return
+        try:
+            await target.agent.policy(payload, asking.theirs if asking else None)
+        except BaseException:
+            if asking is not None:
+                asking.close()
+            raise
+        if asking is not None:
+            asking.theirs.close()
+        if old is not None:
+            old.retire()
+        held.asking = asking
+
+    def _denied(self, held: _Held, denied: Denied) -> None:
+        call, rule = seccomp.describe(self._machine, denied.number, denied.args)
+        self._tell(
+            Violation(
+                id="", at=time.time(), node="", uid=held.uid, project=held.project,
+                source="seccomp", verdict="denied", rule=rule, mechanism="seccomp",
+                action="call", syscall=call, subject=call, stage=held.plan.policy.stage,
+                actor={"pid": denied.pid, "uid": denied.uid, "comm": denied.comm},
+            )
+        )  # fmt: skip
+
+    def limit_of(self, uid: str) -> int | None:
+        """The budget of output that a policy sets, in bytes."""
+        held = self._held.get(uid)
+        return held.plan.limits.output_bytes if held else None
+
+    def end(self, uid: str) -> None:
+        """The sandbox is over."""
+        held = self._held.pop(uid, None)
+        self._egress.shut(uid)
+        if held is not None and held.asking is not None:
+            held.asking.close()
+
+    def close(self) -> None:
+        """The edge ends: no sandbox reaches out until it is back."""
+        for uid in list(self._held):
+            self.end(uid)
+        self._egress.close()
+        if self._turn is not None:
+            self._turn.cancel()
+            self._end_turn()
+
+
+def _check_change(old: Plan, new: Plan) -> None:
+    if old.mounts != new.mounts:
+        text = "files of a running sandbox are protected as they were when it started"
+        raise Unsupported(text, field="policy.files")
+    if old.limits != new.limits:
+        raise Unsupported("limits of a running sandbox stay", field="policy.resources")
+
+
+def _apparmor() -> str:
+    """Why AppArmor enforces nothing here. An engine that is asked for a profile on such
+    a machine says yes and applies none: so the kernel is asked, not the engine."""
+    try:
+        if Path("/sys/module/apparmor/parameters/enabled").read_text().strip() != "Y":
+            return "the kernel has AppArmor switched off"
+    except OSError:
+        return "the kernel has no AppArmor"
+    return "profiles are compiled and checked, not applied to containers yet"

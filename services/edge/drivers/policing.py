@@ -1,0 +1,26 @@
+"""The driver port's optional protocol for policies; rules: :mod:`.base`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from schemas.audit import Violation
+from services.edge.drivers.base import Handle, StartSpec
+
+
+@runtime_checkable
+class Enforcing(Protocol):
+    """Optional: policies that change while a sandbox runs, and news of what is denied."""
+
+    async def set_policy(self, handle: Handle, spec: StartSpec) -> Handle:
+        """Puts ``spec.policy`` into force as a whole, also on open connections: what is
+        no longer allowed is reset. A paused sandbox takes it as well. Returns the handle
+        that says what enforces it now. Raises ``Unsupported`` or ``PolicyDenied`` naming
+        the field, and then the old policy is in force."""
+        ...
+
+    def report_to(self, tell: Callable[[Violation], None]) -> None:
+        """From now on every denial is told, with exact counts; id and node are left
+        empty. Called once, before :meth:`Driver.open`."""
+        ...

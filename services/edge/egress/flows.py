@@ -1,0 +1,53 @@
+"""Bytes between a sandbox and what it reached.
+
+Owns: both directions of a connection with their back-pressure and half-closes, resets.
+Does not own: whether it is allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+
+PIECE_BYTES = 256 * 1024
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER, 0 s: what is closed is reset
+
+
+def reset(sock: socket.socket) -> None:
+    """Closes a connection so that the other end knows it broke."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    with contextlib.suppress(OSError):
+        sock.close()
+
+
+async def splice(inner: socket.socket, outer: socket.socket, first: bytes) -> None:
+    """Carries bytes until both directions have ended; ``first`` was read from ``inner``
+    already. A connection that breaks breaks the other. Both are closed at the end, reset
+    where it was cancelled."""
+    loop = asyncio.get_running_loop()
+    for sock in (inner, outer):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    async def carry(source: socket.socket, target: socket.socket, data: bytes) -> None:
+        if data:
+            await loop.sock_sendall(target, data)
+        while data := await loop.sock_recv(source, PIECE_BYTES):
+            await loop.sock_sendall(target, data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    whole = False
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(carry(inner, outer, first))
+            group.create_task(carry(outer, inner, b""))
+        whole = True
+    except* OSError:
+        pass
+    finally:
+        for sock in (inner, outer):
+            sock.close() if whole else reset(sock)

@@ -1,0 +1,303 @@
+"""The gate of one sandbox: takes what the kernel turned to it and connects outside.
+
+Owns: the policy in force for one sandbox, in the kernel and here; its flows; what its
+names opened. Does not own: loading programs (:mod:`.kernelmaps`), which sandboxes there
+are (:mod:`.manager`). Whatever the kernel let through is judged here again, and what came
+by a name must say that name: an address alone may be shared by others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.edge.egress import flows
+from services.edge.egress.dns import KINDS, Lookup, NameServer
+from services.edge.egress.grants import Grants
+from services.edge.egress.kernelmaps import Kernel, PolicyMap
+from services.edge.egress.names import HEAD_MAX, asked
+from services.edge.egress.namespaces import Inside, Uplink
+from services.edge.egress.resolver import Answer, Resolver
+from services.edge.policy.reach import Entry, Reach, Verdict
+from shared.errors import DsecError
+from shared.policies.network import Address
+
+log = logging.getLogger(__name__)
+
+FLOWS_MAX = 1024
+HEAD_S = 10.0
+CONNECT_S = 15.0
+REAP_S = 5.0
+CHECKED_PORTS = frozenset({80, 443})
+HEAD_PIECE = 16 * 1024
+OWN = Verdict(False, "never")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Something the gate did not let through. ``source`` is ``dns``, ``sni`` or
+    ``bpf_net`` (the kernel should have)."""
+
+    source: str
+    rule: str
+    address: str = ""
+    port: int = 0
+    name: str = ""
+    pid: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Flow:
+    task: asyncio.Task[None]
+    address: Address
+    port: int
+    name: str = ""
+
+
+class Gate:
+    """See the module. ``tell`` is given what is refused here."""
+
+    def __init__(
+        self, inside: Inside, reach: Reach, *, kernel: Kernel, uplink: Uplink,
+        resolver: Resolver, tell: Callable[[Refused], None],
+    ) -> None:  # fmt: skip
+        self._inside, self._reach = inside, reach
+        self._kernel, self._uplink, self._resolver, self._tell = kernel, uplink, resolver, tell
+        self._grants = Grants()
+        self._rules: dict[str, int] = {}
+        self._flows: set[_Flow] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._dns = NameServer(inside.dns_udp, inside.dns_tcp, self._look)
+        self._map = self._filled(reach)
+
+    @property
+    def cookie(self) -> int:
+        return self._inside.cookie
+
+    def rule(self, number: int) -> str:
+        """The text of the rule that the kernel names."""
+        return self._map.rule(number)
+
+    def open(self) -> None:
+        """Lets through what is allowed. Policy first: a registered sandbox without one
+        reaches nothing."""
+        self._kernel.enforce(self.cookie, self._map)
+        self._kernel.register(self.cookie)
+        self._dns.open()
+        for family, listener in self._inside.tcp:
+            self._tasks.append(asyncio.ensure_future(self._accept(family, listener)))
+        self._tasks.append(asyncio.ensure_future(self._reap()))
+
+    def close(self) -> None:
+        """Nothing goes out any more; what is open is reset."""
+        self._kernel.drop_policy(self.cookie)
+        self._dns.close()
+        for task in (*self._tasks, *(flow.task for flow in self._flows)):
+            task.cancel()
+        self._inside.close()
+        self._kernel.forget(self.cookie)
+        self._map.close()
+
+    def change(self, reach: Reach) -> int:
+        """Puts other rules into force: the kernel's at once and as a whole, names that
+        are still allowed keep what they opened, flows that are no longer allowed are
+        reset. Returns how many were."""
+        old, self._reach = self._map, reach
+        self._map = self._filled(reach)
+        self._kernel.enforce(self.cookie, self._map)
+        old.close()
+        over = [flow for flow in self._flows if not self._still(flow)]
+        for flow in over:
+            flow.task.cancel()
+        return len(over)
+
+    def _still(self, flow: _Flow) -> bool:
+        if self._reach.address(flow.address, flow.port).allow:
+            return True
+        if not flow.name:
+            return any(self._opens(n, flow.port) for n in self._grants.names(flow.address))
+        return (
+            self._opens(flow.name, flow.port)
+            and self._reach.may_open(flow.name, flow.address).allow
+        )
+
+    def _opens(self, name: str, port: int) -> bool:
+        return any(low <= port <= high for low, high in self._reach.ports(name))
+
+    def _filled(self, reach: Reach) -> PolicyMap:
+        made = self._kernel.policy(self._rules)
+        try:
+            made.put(reach.entries)
+            for address in self._grants.until:
+                if ports := self._ports(address, reach):
+                    made.put([reach.opened(address, ports)])
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _ports(self, address: Address, reach: Reach) -> list[tuple[int, int]]:
+        names = [n for n in self._grants.names(address) if reach.may_open(n, address).allow]
+        return list(dict.fromkeys(pair for name in names for pair in reach.ports(name)))
+
+    # -- names ------------------------------------------------------------------------
+
+    async def _look(self, name: str, kind: int) -> Lookup:
+        verdict = self._reach.named(name)
+        if not verdict.allow:
+            self._tell(Refused("dns", verdict.rule, name=name))
+            return Lookup(None)
+        if kind not in KINDS:
+            return Lookup(Answer(0))
+        return Lookup(await self._resolve(name, kind))
+
+    async def _resolve(self, name: str, kind: int) -> Answer:
+        """The addresses that a name may open, opened."""
+        answer = await self._resolver.ask(name, kind)
+        good: list[Address] = []
+        for address in answer.addresses:
+            verdict = self._reach.may_open(name, address)
+            if verdict.allow and await self._is_own(address):
+                verdict = OWN
+            if verdict.allow:
+                good.append(address)
+            else:
+                self._tell(Refused("dns", verdict.rule, str(address), name=name))
+        now = time.monotonic()
+        if not self._grants.add(name, good, answer.ttl_s, now=now):
+            log.warning("sandbox: names opened too many addresses")
+        self._map.put(self._reach.opened(a, self._ports(a, self._reach)) for a in good)
+        return Answer(answer.rcode, tuple(good), answer.ttl_s)
+
+    async def _is_own(self, address: Address) -> bool:
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        return await self._uplink.is_own(str(address), family)
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_S)
+            for address in self._grants.expire(time.monotonic()):
+                ports = self._ports(address, self._reach)
+                entry = self._reach.opened(address, ports)
+                if ports:
+                    self._map.put([entry])
+                elif exact := self._exact(address):
+                    self._map.put([exact])
+                else:
+                    self._map.remove(entry)
+
+    def _exact(self, address: Address) -> Entry | None:
+        block = ipaddress.ip_network(address)
+        return next((e for e in self._reach.entries if e.block == block), None)
+
+    # -- connections ------------------------------------------------------------------
+
+    async def _accept(self, family: int, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, peer = await loop.sock_accept(listener)
+            except OSError:
+                return
+            sock.setblocking(False)
+            origin = self._kernel.arrival(self.cookie, family, peer[1])
+            if origin is None or len(self._flows) >= FLOWS_MAX:
+                flows.reset(sock)  # it came by itself, or there are too many
+                continue
+            address, port, pid = origin
+            task = asyncio.ensure_future(self._serve(sock, address, port, pid))
+            flow = _Flow(task, address, port)
+            self._flows.add(flow)
+            task.add_done_callback(lambda _, flow=flow: self._flows.discard(flow))  # type: ignore[misc]
+
+    async def _serve(self, sock: socket.socket, address: Address, port: int, pid: int) -> None:
+        outer: socket.socket | None = None
+        try:
+            target, first = await self._judged(sock, address, port, pid)
+            if target is None:
+                return
+            outer = await self._connect(target, port, pid)
+            if outer is not None:
+                await flows.splice(sock, outer, first)
+        except (OSError, TimeoutError, DsecError) as err:
+            log.debug("a way out to %s port %d: %r", address, port, err)
+        except Exception:
+            log.exception("a way out to %s port %d", address, port)
+        finally:
+            for one in (sock, outer):
+                if one is not None and one.fileno() >= 0:
+                    flows.reset(one)
+
+    async def _judged(
+        self, sock: socket.socket, address: Address, port: int, pid: int
+    ) -> tuple[Address | None, bytes]:
+        """Where to connect, and what was read to find out; no address: refused."""
+        verdict = self._reach.address(address, port)
+        if verdict.allow:
+            return address, b""
+        names = [n for n in self._grants.names(address) if self._opens(n, port)]
+        if not names:
+            self._tell(Refused("bpf_net", verdict.rule, str(address), port, pid=pid))
+            return None, b""
+        if port not in CHECKED_PORTS:
+            return address, b""
+        name, first = await self._asked(sock)
+        if not name or not self._opens(name, port):
+            rule = self._reach.named(name).rule if name else "no name"
+            self._tell(Refused("sni", rule, str(address), port, name or "", pid))
+            return None, b""
+        self._named(name)
+        return await self._address_of(name, address), first
+
+    def _named(self, name: str) -> None:
+        mine = asyncio.current_task()
+        for flow in self._flows:
+            if flow.task is mine:
+                flow.name = name
+
+    async def _address_of(self, name: str, address: Address) -> Address | None:
+        """The address that was asked for, where the name opened it, else one that the
+        name has: not where a client says it is."""
+        opened = self._grants.addresses(name)
+        if address in opened:
+            return address
+        if not opened:
+            kind = KINDS[0] if address.version == 4 else KINDS[1]
+            opened = list((await self._resolve(name, int(kind))).addresses)
+        same = [a for a in opened if a.version == address.version]
+        return same[-1] if same else None
+
+    async def _asked(self, sock: socket.socket) -> tuple[str, bytes]:
+        loop = asyncio.get_running_loop()
+        head = b""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEAD_S):
+                while len(head) < HEAD_MAX:
+                    more = await loop.sock_recv(sock, HEAD_PIECE)
+                    head += more
+                    found = asked(head)
+                    if isinstance(found, str):
+                        return found, head
+                    if found is False or not more:
+                        break
+        return "", head
+
+    async def _connect(self, address: Address, port: int, pid: int) -> socket.socket | None:
+        if await self._is_own(address):
+            self._tell(Refused("bpf_net", OWN.rule, str(address), port, pid=pid))
+            return None
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        sock = await self._uplink.socket(family, socket.SOCK_STREAM)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await asyncio.get_running_loop().sock_connect(sock, (str(address), port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock

@@ -1,0 +1,232 @@
+"""The maps of ``guest/bpf/egress.bpf.c`` in terms of rules.
+
+Owns: their byte layout, one policy map a sandbox, exact counts of denials. Does not own:
+which rules (:mod:`services.edge.policy.reach`), the library (:mod:`.libbpf`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.edge.egress.libbpf import Map, Programs
+from services.edge.policy.reach import DEFAULT, Entry
+from shared.policies.network import Address
+
+GATE4, GATE6, GATE_PORT = "192.0.0.8", "fd64:7365:6300::1", 1
+PROGRAMS = ("out_connect4", "out_connect6", "out_sendmsg4", "out_sendmsg6", "note_port")
+ENTRIES_MAX = 65536
+MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+DENIALS_MAX = 65536
+NO_POLICY, DEFAULT_RULE = 0xFFFF, 0
+MISSING = "missing policy"
+_COOKIE = struct.Struct("<Q")
+_SANDBOX = struct.Struct("<4Q")
+_KEY = struct.Struct("<I16s")
+_PORT = struct.Struct("<HHBxH")
+_ORIGIN = struct.Struct("<16sHHI")
+_ARRIVAL = struct.Struct("<QII")
+_DENIAL = struct.Struct("<Q16sHBBI")
+_TIMES = struct.Struct("<3Q")
+_EVENT = struct.Struct(f"<QQII{_DENIAL.size}s16s")
+VALUE_BYTES = 8 + 8 * _PORT.size
+PROTOCOLS = {6: "tcp", 17: "udp", 1: "icmp", 58: "icmp"}
+ACTIONS = {1: "connect", 2: "send"}
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """A destination that was denied, and by which rule."""
+
+    netns: int
+    address: str
+    port: int
+    protocol: str
+    action: str
+    rule: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One denial with its process. ``at`` is the kernel's monotonic clock in seconds."""
+
+    at: float
+    pid: int
+    uid: int
+    comm: str
+    what: Denial
+
+
+def address_bytes(address: Address) -> bytes:
+    """IPv4 as the IPv6 address that stands for it."""
+    raw = address.packed
+    return raw if len(raw) == 16 else bytes(10) + b"\xff\xff" + raw
+
+
+def _shown(raw: bytes) -> Address:
+    found = ipaddress.IPv6Address(raw)
+    return found.ipv4_mapped or found
+
+
+def _denial(raw: bytes) -> Denial:
+    netns, address, port, protocol, action, rule = _DENIAL.unpack(raw)
+    return Denial(
+        netns, str(_shown(address)), port, PROTOCOLS.get(protocol, f"ip-{protocol}"),
+        ACTIONS.get(action, ""), rule,
+    )  # fmt: skip
+
+
+def _raw(what: Denial) -> bytes:
+    protocol = next((n for n, name in PROTOCOLS.items() if name == what.protocol), 0)
+    if what.protocol.startswith("ip-"):
+        protocol = int(what.protocol[3:])
+    if what.protocol == "icmp" and ":" in what.address:
+        protocol = 58
+    action = next((n for n, name in ACTIONS.items() if name == what.action), 0)
+    address = address_bytes(ipaddress.ip_address(what.address))
+    return _DENIAL.pack(what.netns, address, what.port, protocol, action, what.rule)
+
+
+class PolicyMap:
+    """The rules of one sandbox in the kernel. Filled before it is put into force.
+    ``rules`` numbers them, the same over all maps that follow each other."""
+
+    def __init__(self, trie: Map, rules: dict[str, int]) -> None:
+        self._trie = trie
+        self._rules = rules
+        rules.setdefault(DEFAULT, DEFAULT_RULE)
+
+    @property
+    def fd(self) -> int:
+        return self._trie.fd
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        """Sets what counts for blocks. Raises ``OSError``."""
+        for entry in entries:
+            if entry.block.version == 6 and entry.block.subnet_of(MAPPED):
+                continue  # in the kernel's map that is IPv4 itself
+            rules = b"".join(
+                _PORT.pack(r.low, r.high, r.allow, self._number(r.rule)) for r in entry.ports
+            )
+            value = struct.pack("<II", len(entry.ports), 0) + rules
+            self._trie.set(_key(entry), value.ljust(VALUE_BYTES, b"\0"))
+
+    def remove(self, entry: Entry) -> None:
+        self._trie.delete(_key(entry))
+
+    def rule(self, number: int) -> str:
+        """The text of a rule that an event names."""
+        if number == NO_POLICY:
+            return MISSING
+        return next((text for text, n in self._rules.items() if n == number), DEFAULT)
+
+    def _number(self, rule: str) -> int:
+        return self._rules.setdefault(rule, min(len(self._rules), NO_POLICY - 1))
+
+    def close(self) -> None:
+        self._trie.close()
+
+
+def _key(entry: Entry) -> bytes:
+    block = entry.block
+    length = block.prefixlen + (96 if block.version == 4 else 0)
+    return _KEY.pack(length, address_bytes(block.network_address))
+
+
+class Kernel:
+    """The loaded programs. Raises ``Unsupported`` where the kernel or the library is
+    not what they need."""
+
+    def __init__(self, path: Path) -> None:
+        self._programs = Programs(path)
+        self._sandboxes = self._programs.map("sandboxes")
+        self._policies = self._programs.map("policies")
+        self._arrivals = self._programs.map("arrivals")
+        self._denials = self._programs.map("denials")
+        self._groups: dict[str, int] = {}
+
+    def watch(self, group: Path) -> None:
+        """Attaches to a control group, once; again where it was made anew."""
+        group.mkdir(exist_ok=True)
+        inode = group.stat().st_ino
+        if self._groups.get(str(group)) == inode:
+            return
+        fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for program in PROGRAMS:
+                self._programs.attach(program, fd)
+        finally:
+            os.close(fd)
+        self._groups[str(group)] = inode
+
+    def policy(self, rules: dict[str, int]) -> PolicyMap:
+        """An empty policy: nothing is allowed."""
+        trie = self._programs.new_trie(
+            "dsec_policy", key_bytes=_KEY.size, value_bytes=VALUE_BYTES, entries=ENTRIES_MAX
+        )
+        return PolicyMap(trie, rules)
+
+    def enforce(self, netns: int, policy: PolicyMap) -> None:
+        """Puts ``policy`` into force for a namespace, at once and as a whole."""
+        self._policies.set(_COOKIE.pack(netns), struct.pack("<I", policy.fd))
+
+    def register(self, netns: int) -> None:
+        """From here on a namespace is a sandbox's: without a policy it reaches nothing."""
+        self._sandboxes.set(_COOKIE.pack(netns), _SANDBOX.pack(0, 0, 0, 0))
+
+    def forget(self, netns: int) -> None:
+        """The sandbox is gone."""
+        self._sandboxes.delete(_COOKIE.pack(netns))
+        self._policies.delete(_COOKIE.pack(netns))
+
+    def drop_policy(self, netns: int) -> None:
+        """Takes the policy and leaves the sandbox: it reaches nothing."""
+        self._policies.delete(_COOKIE.pack(netns))
+
+    def arrival(self, netns: int, family: int, port: int) -> tuple[Address, int, int] | None:
+        """Where a connection that came to the gate from ``port`` was to go: address,
+        port, and the process that made it. ``family`` is 4 or 6."""
+        key = _ARRIVAL.pack(netns, port, family)
+        raw = self._arrivals.get(key, _ORIGIN.size)
+        if raw is None:
+            return None
+        self._arrivals.delete(key)
+        address, to, _, pid = _ORIGIN.unpack(raw)
+        return _shown(address), to, pid
+
+    def denied(self, netns: int) -> int:
+        """How many attempts of a sandbox were denied, exactly."""
+        raw = self._sandboxes.get(_COOKIE.pack(netns), _SANDBOX.size)
+        return int(_SANDBOX.unpack(raw)[0]) if raw else 0
+
+    def count(self, what: Denial) -> int:
+        """How often a destination was denied, exactly while it is not forgotten."""
+        raw = self._denials.get(_raw(what), _TIMES.size)
+        return int(_TIMES.unpack(raw)[0]) if raw else 0
+
+    def denials(self) -> dict[Denial, int]:
+        """Exact counts per destination, of those that are not the oldest."""
+        found: dict[Denial, int] = {}
+        for key in self._denials.keys(_DENIAL.size, DENIALS_MAX):
+            raw = self._denials.get(key, _TIMES.size)
+            if raw is not None:
+                found[_denial(key)] = int(_TIMES.unpack(raw)[0])
+        return found
+
+    def events(self, take: Callable[[Event], None]) -> tuple[int, Callable[[], None]]:
+        """A descriptor that is readable when there are events, and what takes them."""
+
+        def sample(raw: bytes) -> None:
+            at, _, pid, uid, what, comm = _EVENT.unpack(raw[: _EVENT.size])
+            name = comm.split(b"\0")[0].decode(errors="replace")
+            take(Event(at / 1e9, pid, uid, name, _denial(what)))
+
+        ring = self._programs.ring(self._programs.map("events"), sample)
+        return ring.fd, ring.consume
+
+    def close(self) -> None:
+        self._programs.close()

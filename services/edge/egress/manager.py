@@ -1,0 +1,240 @@
+"""The ways out of all sandboxes of a node.
+
+Owns: the kernel's programs, a gate a sandbox, telling what was denied, exactly counted
+and bounded in number. Does not own: publishing it (the edge), when a sandbox gets a way
+out (its driver).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from schemas.audit import Destination, Violation
+from services.edge.egress.gate import Gate, Refused
+from services.edge.egress.kernelmaps import Denial, Event, Kernel
+from services.edge.egress.namespaces import Uplink, open_inside
+from services.edge.egress.resolver import Resolver
+from services.edge.policy.reach import Reach
+from shared.errors import DsecError, Unavailable
+from shared.policies import Policy
+
+log = logging.getLogger(__name__)
+
+COUNT_S = 1.0
+TOLD_SINGLY_MAX = 16
+"""Destinations of one sandbox in one turn that are told each; more make one summary."""
+SAMPLES_MAX = 16
+MECHANISM = "cgroup-BPF, gate"
+
+Tell = Callable[[Violation], None]
+
+
+@dataclass(slots=True)
+class _Held:
+    uid: str
+    project: str
+    gate: Gate
+    stage: str
+    told: dict[Denial, int] = field(default_factory=dict)
+    counted: int = 0
+
+
+class Egress:
+    """See the module. ``tell`` is given every violation, without id and node."""
+
+    def __init__(
+        self, *, program: Path, uplink: Path | None, servers: Sequence[tuple[str, int]],
+        services: Mapping[str, Sequence[str]], tell: Tell,
+    ) -> None:  # fmt: skip
+        self._program, self._services, self._tell = program, services, tell
+        self._uplink = Uplink(uplink)
+        self._resolver = Resolver(self._uplink, servers)
+        self._kernel: Kernel | None = None
+        self._held: dict[str, _Held] = {}
+        self._by_cookie: dict[int, _Held] = {}
+        self._counting: asyncio.Task[None] | None = None
+        self._ring: int | None = None
+
+    def probe(self) -> str:
+        """What enforces network rules here. Raises ``Unsupported``."""
+        if not self._program.exists():
+            raise Unavailable("egress programs are not built (make -C guest bpf, needs clang)")
+        if self._kernel is None:
+            self._kernel = Kernel(self._program)
+        return MECHANISM
+
+    def check(self, policy: Policy) -> None:
+        """Raises ``InvalidRequest`` where rules cannot be put into maps."""
+        Reach(policy.network, self._services)
+
+    async def open(self, uid: str, project: str, *, pid: int, group: Path, policy: Policy) -> None:
+        """Gives a sandbox, known by a process of it and its control group, a way out."""
+        reach = Reach(policy.network, self._services)
+        self.probe()
+        assert self._kernel is not None
+        kernel = self._kernel
+        kernel.watch(group)
+        inside = await asyncio.to_thread(open_inside, pid)
+        gate: Gate | None = None
+        try:
+            gate = Gate(
+                inside, reach, kernel=kernel, uplink=self._uplink, resolver=self._resolver,
+                tell=lambda refused: self._refused(uid, refused),
+            )  # fmt: skip
+        except BaseException:
+            inside.close()
+            raise
+        held = _Held(uid, project, gate, policy.stage)
+        self._held[uid] = self._by_cookie[gate.cookie] = held
+        gate.open()
+        self._watch(kernel)
+
+    def change(self, uid: str, policy: Policy) -> int:
+        """Puts other rules into force; how many flows were reset."""
+        held = self._held[uid]
+        held.stage = policy.stage
+        self._count([held])
+        reset = held.gate.change(Reach(policy.network, self._services))
+        return reset
+
+    def has(self, uid: str) -> bool:
+        """Whether a sandbox has a way out."""
+        return uid in self._held
+
+    def shut(self, uid: str) -> None:
+        """Takes a sandbox's way out. One that has none is fine."""
+        held = self._held.pop(uid, None)
+        if held is None:
+            return
+        self._count([held])
+        self._by_cookie.pop(held.gate.cookie, None)
+        held.gate.close()
+
+    def close(self) -> None:
+        """All of them; the kernel's programs go."""
+        for uid in list(self._held):
+            self.shut(uid)
+        if self._counting is not None:
+            self._counting.cancel()
+        if self._ring is not None:
+            asyncio.get_running_loop().remove_reader(self._ring)
+        if self._kernel is not None:
+            self._kernel.close()
+            self._kernel = None
+
+    # -- what is denied -----------------------------------------------------------------
+
+    def _watch(self, kernel: Kernel) -> None:
+        if self._counting is None:
+            self._ring, consume = kernel.events(self._event)
+            asyncio.get_running_loop().add_reader(self._ring, consume)
+            self._counting = asyncio.ensure_future(self._count_on())
+
+    def _event(self, event: Event) -> None:
+        held = self._by_cookie.get(event.what.netns)
+        if held is None:
+            return
+        what = event.what
+        assert self._kernel is not None
+        if self._kernel.count(what) <= held.told.get(what, 0):
+            return  # counted and told already
+        held.told[what] = held.told.get(what, 0) + 1
+        held.counted += 1
+        actor = {"pid": event.pid, "uid": event.uid, "comm": event.comm}
+        self._tell(self._violation(held, what, 1, actor=actor))
+
+    def _violation(
+        self, held: _Held, what: Denial, count: int, *, actor: dict[str, object] | None = None
+    ) -> Violation:
+        return Violation(
+            id="", at=time.time(), node="", uid=held.uid, project=held.project,
+            source="bpf_net", verdict="denied", rule=f"network.{held.gate.rule(what.rule)}",
+            mechanism="cgroup-BPF", action=what.action, actor=actor or {}, count=count,
+            subject=_text(what), stage=held.stage,
+            destination=Destination(
+                address=what.address, port=what.port, protocol=what.protocol
+            ),
+        )  # fmt: skip
+
+    def _refused(self, uid: str, refused: Refused) -> None:
+        held = self._held.get(uid)
+        if held is None:
+            return
+        subject = refused.name or f"{refused.address} port {refused.port}"
+        self._tell(
+            Violation(
+                id="", at=time.time(), node="", uid=uid, project=held.project,
+                source=refused.source, verdict="denied", rule=f"network.{refused.rule}",
+                mechanism="DNS gate" if refused.source == "dns" else "gate",
+                action="resolve" if refused.source == "dns" else "connect",
+                actor={"pid": refused.pid} if refused.pid else {}, subject=subject,
+                stage=held.stage,
+                destination=Destination(
+                    address=refused.address, port=refused.port, domain=refused.name,
+                    protocol="tcp" if refused.port else "",
+                ),
+            )
+        )  # fmt: skip
+
+    async def _count_on(self) -> None:
+        while True:
+            await asyncio.sleep(COUNT_S)
+            try:
+                self._count(list(self._held.values()))
+            except (OSError, DsecError):
+                log.exception("denials are counted later")
+
+    def _count(self, sandboxes: Iterable[_Held]) -> None:
+        """Tells what events did not: the kernel's counts are exact, events a sample."""
+        assert self._kernel is not None
+        behind = {
+            held.gate.cookie: held for held in sandboxes
+            if self._kernel.denied(held.gate.cookie) > held.counted
+        }  # fmt: skip
+        if not behind:
+            return
+        more: dict[int, list[tuple[Denial, int]]] = {cookie: [] for cookie in behind}
+        for what, count in self._kernel.denials().items():
+            held = behind.get(what.netns)
+            if held is not None and count > held.told.get(what, 0):
+                more[what.netns].append((what, count - held.told.get(what, 0)))
+                held.told[what] = count
+        for cookie, held in behind.items():
+            self._summarise(held, more[cookie])
+
+    def _summarise(self, held: _Held, more: list[tuple[Denial, int]]) -> None:
+        assert self._kernel is not None
+        counted = sum(count for _, count in more)
+        held.counted += counted
+        if len(more) <= TOLD_SINGLY_MAX:
+            for what, count in more:
+                self._tell(self._violation(held, what, count))
+        else:
+            last = self._violation(held, more[-1][0], counted)
+            samples = [_text(what) for what, _ in more[:SAMPLES_MAX]]
+            self._tell(_summary(last, len({(w.address, w.port) for w, _ in more}), samples))
+        lost = self._kernel.denied(held.gate.cookie) - held.counted
+        if lost > 0:  # their destinations were pushed out by newer ones
+            held.counted += lost
+            told = self._violation(held, Denial(held.gate.cookie, "", 0, "", "", 0), 0)
+            self._tell(_lost(told, lost))
+
+
+def _summary(last: Violation, targets: int, samples: list[str]) -> Violation:
+    return replace(last, targets=targets, samples=samples)
+
+
+def _lost(told: Violation, lost: int) -> Violation:
+    return replace(told, destination=None, subject="", lost=lost)
+
+
+def _text(what: Denial) -> str:
+    host = f"[{what.address}]" if ":" in what.address else what.address
+    return f"{what.protocol}:{host}:{what.port}"

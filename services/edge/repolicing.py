@@ -1,0 +1,68 @@
+"""A policy that changes while its sandbox runs.
+
+Owns: from a request to a spec, the order of it: judged, in force, journalled, told. Does
+not own: rules (:mod:`shared.policies`), putting them into force (the driver).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from schemas.exec import PolicyReply, PolicyRequest
+from schemas.sandbox import SandboxSpec
+from services.edge import records, rules
+from services.edge.drivers.base import Handle
+from services.edge.drivers.offers import offered
+from services.edge.drivers.policing import Enforcing
+from shared.errors import InvalidRequest, Unsupported
+
+if TYPE_CHECKING:
+    from services.edge.actor import Context, Sandbox
+
+
+def check(request: PolicyRequest) -> None:
+    """Raises ``InvalidRequest`` where nothing is to change."""
+    if request.network_rules is None and request.policy is None and request.stage is None:
+        raise InvalidRequest("name network_rules, policy or stage", field="policy")
+
+
+def changed(spec: SandboxSpec, request: PolicyRequest) -> SandboxSpec:
+    """The spec with what the request names; a stage is the document's."""
+    if request.network_rules is not None:
+        spec = replace(spec, network_rules=request.network_rules)
+    if request.policy is not None:
+        spec = replace(spec, policy=request.policy)
+    if request.stage is not None:
+        spec = replace(spec, policy={**(spec.policy or {}), "stage": request.stage or None})
+    return spec
+
+
+async def enforce(sandbox: Sandbox, context: Context, request: PolicyRequest) -> Handle:
+    """Puts the changed policy into force as a whole, and only then says so. One at a time;
+    a paused sandbox stays paused. Raises typed errors, and the old one is in force."""
+    driver = offered(sandbox.driver, Enforcing)
+    if driver is None:
+        raise Unsupported(f"backend {sandbox.backend} keeps its policy", field="policy")
+    async with sandbox.repolicing:
+        handle = sandbox.present()
+        accepted = sandbox.accepted
+        spec = changed(accepted.resolved.spec, request)
+        refusal = rules.check_spec(spec, context.report(sandbox.backend))
+        if refusal is not None:
+            raise refusal
+        resolved = replace(accepted.resolved, spec=spec)
+        wanted = rules.start_spec(accepted.item, resolved, [])
+        sandbox.handle = handle = await driver.set_policy(handle, wanted)
+        sandbox.accepted = replace(accepted, resolved=resolved)
+        change = records.repoliced(sandbox.uid, sandbox.accepted, handle)
+        await context.observer.emit([sandbox.observation()], change)
+        return handle
+
+
+async def run_policy(sandbox: Sandbox, request: PolicyRequest, _op: object) -> PolicyReply:
+    """The verb ``policy``."""
+    await sandbox.found()
+    handle = await sandbox.enforce(request)
+    return PolicyReply(op_id=request.op_id, enforcement=dict(handle.enforcement))

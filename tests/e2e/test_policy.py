@@ -1,0 +1,95 @@
+"""Policies from the SDK to the kernel, through the whole system."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from libdsec import DSecClient, DSecContainerRunArgs
+from libdsec.errors import DSecError, InvalidRequest, PolicyDenied, Unsupported
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+POLICY = {
+    "preset": "locked", "files": {"hidden": ["/etc/passwd"]}, "resources": {"open_files": 256},
+    "require": ["files.hidden", "processes"],
+    "stages": {"open": {"network": {"203.0.113.0/24": True}}},
+}  # fmt: skip
+CONNECT = """python3 - <<'EOF'
+import errno, socket
+try: socket.create_connection(("203.0.113.1", 81), 0.2)
+except OSError as e: print(errno.errorcode.get(e.errno, type(e).__name__))
+EOF"""
+
+
+def args(**changes: object) -> DSecContainerRunArgs:
+    return DSecContainerRunArgs(container_image="py:3.11", memory_limit_mb=256, **changes)
+
+
+async def test_a_policy_is_enforced_changed_and_shown(containers: DSecClient) -> None:
+    """Also on a paused sandbox, which a change does not wake."""
+    sandbox = await containers.run_container(args(policy=POLICY, network_rules={"pypi": False}))
+    try:
+        shown = (await sandbox.info()).enforcement
+        assert shown["network"] == "none (no interface)"
+        assert {shown["files.read_only"], shown["files.hidden"]} == {"mounts"}
+        assert (await sandbox.exec("cat", "/etc/passwd")).text == ""
+        assert (await sandbox.exec("touch", "/usr/bin/x")).exit_code == 1
+        assert (await sandbox.run_shell("ulimit -n")).text == "256\n"
+        assert (await sandbox.exec(CONNECT)).text == "ENETUNREACH\n"
+        told = await sandbox.set_stage("open")
+        assert told["network.203.0.113.0/24"] == "cgroup-BPF, gate"
+        assert (await sandbox.info()).enforcement["network"] == "cgroup-BPF, gate"
+        await sandbox.set_network({"203.0.113.1:81": False})
+        assert (await sandbox.exec(CONNECT)).text == "EPERM\n"
+        await sandbox.pause()
+        told = await sandbox.set_stage("")
+        assert told["network"] == "none (no interface)"
+        assert (await sandbox.info()).state == "paused"
+        assert (await sandbox.exec(CONNECT)).text == "ENETUNREACH\n"
+    finally:
+        await sandbox.stop()
+
+
+async def test_what_cannot_be_is_refused_by_name(containers: DSecClient) -> None:
+    for policy, kind, field in (
+        ({"filez": {}}, Unsupported, "policy.filez"),
+        ({"processes": {"deny": ["ptrce"]}}, Unsupported, "policy.processes.deny[0]"),
+        ({"resources": {"inodes": 100}}, PolicyDenied, "policy.resources.inodes"),
+        ({"files": {"protected": ["/no/such"]}}, InvalidRequest, "policy.files"),
+    ):
+        with pytest.raises(kind) as caught:
+            await containers.run_container(args(policy=policy))
+        assert caught.value.field == field
+    sandbox = await containers.run_container(args(policy=POLICY))
+    try:
+        for change, field in (
+            (sandbox.set_stage("closed"), "stage"),
+            (sandbox.set_network({"127.0.0.1": True}), "network_rules.127.0.0.1"),
+            (sandbox.set_policy({}), "policy.require"),  # what was required stays so
+        ):
+            with pytest.raises(DSecError) as refused:
+                await change
+            assert refused.value.field == field
+        assert (await sandbox.info()).enforcement["files.hidden"] == "mounts"
+    finally:
+        await sandbox.stop()
+
+
+async def test_a_denial_is_in_the_record_with_its_process(containers: DSecClient) -> None:
+    rules = {"203.0.113.1:81": False, "*": True}
+    sandbox = await containers.run_container(args(network_rules=rules))
+    try:
+        assert (await sandbox.exec(CONNECT)).text == "EPERM\n"
+        async with asyncio.timeout(20):
+            while True:
+                listed = containers.audit.list(target=sandbox.uid, kind="violation")
+                if denied := [entry.record async for entry in listed]:
+                    break
+                await asyncio.sleep(0.2)
+        assert denied[0]["rule"] == "network.203.0.113.1:81"
+        assert denied[0]["actor"]["comm"] == "python3"
+        assert denied[0]["destination"]["address"] == "203.0.113.1"
+    finally:
+        await sandbox.stop()

@@ -1,0 +1,189 @@
+"""Paths that are protected and calls that are denied, against every known way around."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.edge.drivers.base import Handle
+from shared.errors import InvalidRequest, PolicyDenied, Unsupported
+from shared.policies.model import DENIABLE
+from tests.security.redteam.conftest import Field
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.docker]
+
+CALLS = {
+    "ptrace": ("ptrace", "traceme", "peek"), "userns": ("userns", "userns-clone"),
+    "mount": ("mount", "fsopen"), "bpf": ("bpf",), "io_uring": ("io_uring",),
+    "userfaultfd": ("userfaultfd",), "keyring": ("keyring",),
+    "raw_sockets": ("packet", "vsock", "alg", "icmp"), "fs_ioctl": ("swapext", "swapext-high"),
+}  # fmt: skip
+FILES = {
+    "read_only": ["/bin", "/opt/tests"], "hidden": ["/opt/answers", "/proc/kpagecgroup?"],
+    "protected": ["/opt/grader"],
+}  # fmt: skip
+
+
+async def test_every_denied_call_fails_and_is_told(field: Field, sandboxes: list[Handle]) -> None:
+    handle = await field.start({"processes": {"deny": list(DENIABLE)}})
+    sandboxes.append(handle)
+    for attempts in CALLS.values():
+        for what in attempts:
+            assert await field.attempt(handle, what, "198.51.100.20") == "EPERM", what
+    told = {v.rule for v in await field.when_told(handle, "seccomp", 6)}
+    # the engine's own profile comes before ours: what it denies is denied, and not told
+    assert {f"processes.{r}" for r in ("ptrace", "io_uring", "raw_sockets", "fs_ioctl")} <= told
+    assert told <= {f"processes.{rule}" for rule in CALLS}
+    swaps = [v for v in field.of(handle, "seccomp") if v.rule == "processes.fs_ioctl"]
+    assert [v.syscall for v in swaps] == ["ioctl XFS_IOC_SWAPEXT"] * 2
+    assert {v.actor["comm"] for v in field.of(handle)} == {"attempt"}
+
+
+async def test_what_is_not_denied_works_and_tells_nothing(
+    field: Field, sandboxes: list[Handle]
+) -> None:
+    handle = await field.start({"preset": "locked", "processes": {"deny": ["ioctl:0x1234"]}})
+    sandboxes.append(handle)
+    assert await field.attempt(handle, "ioctl-plain") == "ENOTTY"
+    assert await field.attempt(handle, "fork") == "ok"
+    out = await field.sh(
+        handle,
+        "cp /bin/busybox /tmp/ && /tmp/busybox echo copied; (sleep 0 & wait); echo x >/root/f; "
+        "httpd -p 127.0.0.1:8000 -h /etc && wget -q -O- http://127.0.0.1:8000/group | head -1; "
+        "awk 'BEGIN { print 2 + 2 }'; tar -C /etc -cf - group | tar -tf -; kill -0 $$ && echo own",
+    )
+    assert out.splitlines() == ["copied", "root:x:0:", "4", "group", "own"]
+    assert field.of(handle) == []
+
+
+async def test_each_denied_call_is_counted_once_in_a_flood(
+    field: Field, sandboxes: list[Handle]
+) -> None:
+    handle = await field.start({"processes": {"deny": ["ptrace"]}})
+    sandboxes.append(handle)
+    assert await field.attempt(handle, "calls", "", "500") == "ok"
+    told = await field.when_told(handle, "seccomp", 500)
+    assert sum(v.count for v in told) == 500
+
+
+async def test_read_only_trees_hold_against_every_way_around(
+    field: Field, sandboxes: list[Handle]
+) -> None:
+    handle = await field.start({"files": FILES})
+    sandboxes.append(handle)
+    ways = (
+        "echo x >/bin/sh", "rm /bin/sh", "mv /bin /bin2", "cp /etc/group /bin/new",
+        "truncate -s 0 /bin/busybox", "ln -sf /tmp/x /bin/sh", "mount -o remount,rw /bin",
+        "umount /bin", "mv /opt /opt2", "mv /opt/tests /opt/t2", "rm -rf /opt/tests",
+        "echo x >/proc/self/root/bin/sh", "cd /opt && mv tests gone",
+        "ln -s /opt/tests/test_it.py /tmp/l && echo x >/tmp/l",
+    )  # fmt: skip
+    for way in ways:
+        assert await field.sh(handle, f"({way}) 2>/dev/null || echo refused") == "refused", way
+    kept = await field.sh(handle, "cat /opt/tests/test_it.py; /bin/sh -c 'echo works'")
+    assert kept.splitlines() == ["the test", "works"]
+
+
+async def test_a_protected_file_stays_and_can_be_run(
+    field: Field, sandboxes: list[Handle]
+) -> None:
+    handle = await field.start({"files": FILES})
+    sandboxes.append(handle)
+    ways = (
+        "echo x >/opt/grader", "rm /opt/grader", "mv /opt/grader /opt/g", "chmod 0 /opt/grader",
+        "cp /etc/group /opt/x && mv /opt/x /opt/grader", "mv /opt /opt2",
+    )
+    for way in ways:
+        assert await field.sh(handle, f"({way}) 2>/dev/null || echo refused") == "refused", way
+    assert await field.sh(handle, "/opt/grader; echo new >/opt/beside; cat /opt/beside") == (
+        "graded\nnew"
+    )
+
+
+async def test_what_is_hidden_is_found_by_no_name(field: Field, sandboxes: list[Handle]) -> None:
+    handle = await field.start({"files": FILES})
+    sandboxes.append(handle)
+    out = await field.sh(
+        handle,
+        "ls -A /opt/answers; cat /opt/answers/answer.txt; umount /opt/answers; "
+        "cat /proc/self/root/opt/answers/answer.txt; grep -r 42 /opt/answers; "
+        "find / -xdev -name answer.txt; wc -c </proc/kpagecgroup; touch /opt/answers/x",
+    )
+    assert "42" not in out.split() and "/opt/answers/answer.txt" not in out.splitlines()
+    assert "0" in out.splitlines()
+
+
+async def test_a_link_at_the_top_cannot_be_swapped(field: Field, sandboxes: list[Handle]) -> None:
+    """Merged systems have /bin as a link: who replaces it has replaced every program."""
+    tree = field.harness.settings.state_dir / "linked"
+    (tree / "usr/bin").mkdir(parents=True)
+    (tree / "lnk").symlink_to("usr/bin")
+    from tests.integration.container.images import pack
+
+    layers = [*field.harness.spec(uid="x").layers, pack(tree, "linked")]
+    spec = field.spec({"files": {"read_only": ["/lnk"]}}, layers=layers)
+    handle = await field.driver.start(spec)
+    sandboxes.append(handle)
+    for way in ("rm /lnk", "mv /lnk /l2", "touch /lnk/x", "touch /new", "mv /usr /u2"):
+        assert await field.sh(handle, f"({way}) 2>/dev/null || echo refused") == "refused", way
+    assert await field.sh(handle, "touch /tmp/x /root/y /opt/z && echo fine") == "fine"
+
+
+async def test_a_program_that_may_not_run_does_not(field: Field, sandboxes: list[Handle]) -> None:
+    handle = await field.start({"processes": {"deny": ["exec:/opt/grader"]}})
+    sandboxes.append(handle)
+    assert "graded" not in await field.sh(handle, "/opt/grader")
+    assert "echo graded" in await field.sh(handle, "cat /opt/grader; /bin/true")
+    assert "processes.exec" in handle.enforcement
+
+
+async def test_limits_of_processes_hold(field: Field, sandboxes: list[Handle]) -> None:
+    limits = {"open_files": 32, "file_mb": 1, "output_bytes": 1024, "pids": 32}
+    handle = await field.start({"resources": limits})
+    sandboxes.append(handle)
+    assert await field.sh(handle, "ulimit -n; ulimit -Hn") == "32\n32"
+    out = await field.sh(handle, "dd if=/dev/zero of=/tmp/f bs=1k count=2000; stat -c %s /tmp/f")
+    assert out.splitlines()[0] == str(1 << 20)
+    assert len(await field.sh(handle, "yes | head -c 100000")) <= 1024
+
+
+async def test_a_path_that_is_not_there_is_refused_by_name(field: Field) -> None:
+    before = field.harness.leftovers()
+    for files in ({"protected": ["/opt/none"]}, {"read_only": ["/bin/sh"]}):
+        with pytest.raises(InvalidRequest) as caught:
+            await field.start({"files": files})
+        assert caught.value.field == "policy.files"
+    assert field.harness.leftovers() == before
+
+
+async def test_what_no_mechanism_enforces_is_refused_before_a_start(field: Field) -> None:
+    before = field.harness.leftovers()
+    with pytest.raises(PolicyDenied) as caught:
+        await field.start({"resources": {"disk_mb": 10}})
+    assert caught.value.field == "policy.resources.disk_mb"
+    assert field.harness.leftovers() == before
+
+
+async def test_files_of_a_running_sandbox_stay_as_they_were(
+    field: Field, sandboxes: list[Handle]
+) -> None:
+    spec = field.spec({"files": FILES})
+    handle = await field.driver.start(spec)
+    sandboxes.append(handle)
+    with pytest.raises(Unsupported) as caught:
+        await field.driver.set_policy(handle, field.spec({}, uid=spec.uid))
+    assert caught.value.field == "policy.files"
+
+
+async def test_calls_are_denied_to_commands_after_a_change(
+    field: Field, sandboxes: list[Handle]
+) -> None:
+    spec = field.spec({})
+    handle = await field.driver.start(spec)
+    sandboxes.append(handle)
+    assert await field.attempt(handle, "traceme") == "ok"
+    stricter = field.spec({"processes": {"deny": ["ptrace"]}}, uid=spec.uid)
+    handle = await field.driver.set_policy(handle, stricter)
+    assert await field.attempt(handle, "traceme") == "EPERM"
+    assert handle.enforcement["processes.ptrace"].startswith("seccomp")
+    await field.driver.set_policy(handle, spec)
+    assert await field.attempt(handle, "traceme") == "ok"
