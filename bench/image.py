@@ -31,7 +31,8 @@ from services.edge.drivers.base import ExecSpec, Exited, Layer, StartSpec
 from services.edge.drivers.container import ContainerDriver, ContainerSettings
 from services.edge.layers.client import LayerService
 from services.edge.layers.profiles import NAME as PROFILE
-from services.imagesvc.importer import Importer, ImportRequest, ImportResult, PathSource
+from services.imagesvc.importer import Importer, ImportResult
+from services.imagesvc.sources import ImportRequest, PathSource
 from shared.blobs.base import LayerReader
 from shared.blobs.folder import FolderStore
 from shared.blobs.layout import DATA_NAME, META_NAME

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libdsec import audit, jobs, managers
+from libdsec import audit, images, jobs, managers
 from libdsec.client import DSecClient
 from libdsec.files import Files
 from libdsec.forward import FastForward
@@ -14,7 +14,7 @@ from libdsec.sessions import Session
 from libdsec.trajectory import Trajectory
 
 FACES: dict[str, tuple[type, tuple[str, ...]]] = {
-    "Images": (managers.Images, ()),
+    "Images": (images.Images, ()),
     "Projects": (managers.Projects, ()),
     "Keys": (managers.Keys, ()),
     "Grants": (managers.Grants, ()),

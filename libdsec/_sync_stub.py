@@ -125,7 +125,7 @@ def _imports(used: set[str]) -> list[str]:
                 )
                 lines |= {f"from {node.module} import {n}" for n in wanted}
     defined = {
-        "LocalPath": "files", "OnProgress": "managers", "OnError": "ports",
+        "LocalPath": "files", "OnProgress": "images", "StrPath": "images", "OnError": "ports",
         "Chain": "audit", "Explanation": "audit",
         "Pattern": "interaction",
     }  # fmt: skip

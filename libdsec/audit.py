@@ -15,6 +15,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from libdsec import _ids
+from libdsec._manager import Manager, make
 from libdsec._wire import (
     AuditEntry,
     AuditPage,
@@ -35,7 +36,6 @@ from libdsec._wire import (
     decode,
 )
 from libdsec.errors import NotFound, Unavailable
-from libdsec.managers import Manager, make
 
 FINDINGS_MAX = 10_000
 """Findings that may wait for a slow reader."""

@@ -33,8 +33,9 @@ from libdsec.args import (
 )
 from libdsec.audit import Audit
 from libdsec.errors import DSecError, InvalidRequest, NotFound, Unavailable
+from libdsec.images import Images
 from libdsec.jobs import LEASE_S, Job, Jobs
-from libdsec.managers import Grants, Images, Keys, Nodes, Projects, Quotas
+from libdsec.managers import Grants, Keys, Nodes, Projects, Quotas
 from libdsec.results import Event
 from libdsec.sandbox import Sandbox
 from libdsec.snapshots import Layer, Snapshot, branches, restored_spec

@@ -1,4 +1,4 @@
-"""Managers: images, projects, keys, grants, quotas, nodes.
+"""Managers: projects, keys, grants, quotas, nodes.
 
 Owns: calls of one shape (``create get list delete``). Does not own: what they mean;
 the services do.
@@ -6,23 +6,15 @@ the services do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
-
-import msgspec
+from collections.abc import Sequence
+from typing import Literal
 
 from libdsec import _ids
-from libdsec._core import Core
+from libdsec._manager import Manager, make, present
 from libdsec._wire import (
     GrantCreate,
     GrantDelete,
     IamQuery,
-    IamReply,
-    ImageCreate,
-    ImageDelete,
-    ImageInfo,
-    ImageQuery,
-    ImageReply,
     KeyCreate,
     KeyDelete,
     KeyInfo,
@@ -38,125 +30,7 @@ from libdsec._wire import (
     QuotaInfo,
 )
 from libdsec.args import Seconds, seconds
-from libdsec.errors import InternalError, InvalidRequest, NotFound
-
-IMPORT_S = 600.0
-"""Longest silence of a running import (its progress starts the time anew)."""
-IMPORT_RESEND_S = 60.0
-
-OnProgress = Callable[[float, str], None]
-"""Called with a share 0…1 and the name of the stage."""
-
-
-class Manager:
-    """Requests and reads of one entity."""
-
-    _entity = ""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(project={self._core.config.project!r})"
-
-    def _project(self, project: str | None) -> str:
-        return project or self._core.config.project
-
-    async def _change(
-        self, verb: str, message: Any, *, project: str | None = None, **options: Any
-    ) -> Any:
-        subject = self._core.calls.req_subject(self._project(project), self._entity, verb)
-        type_ = options.pop("type_", IamReply)
-        return await self._core.calls.change(subject, message, type_, **options)
-
-    async def _read(
-        self, verb: str, message: Any, type_: Any = IamReply, *, project: str | None = None
-    ) -> Any:
-        subject = self._core.calls.get_subject(self._project(project), self._entity, verb)
-        return await self._core.calls.read(subject, message, type_)
-
-
-def make(type_: Any, **facts: Any) -> Any:
-    """A message from arguments. Raises ``InvalidRequest`` naming the argument."""
-    given = {k: v for k, v in facts.items() if v is not None}
-    try:
-        return msgspec.convert(given, type_)
-    except msgspec.ValidationError as exc:
-        text, _, path = str(exc).partition(" - at `")
-        name = path.rstrip("`").removeprefix("$.") or None
-        raise InvalidRequest(text, field=name) from exc
-
-
-def _present(value: Any, what: str) -> Any:
-    if value is None:
-        raise InternalError(f"the answer has no {what}")
-    return value
-
-
-class Images(Manager):
-    """``client.images``. A name is ``name[:tag]``."""
-
-    _entity = "image"
-
-    async def create(
-        self,
-        name: str,
-        *,
-        path: str | None = None,
-        docker: str | None = None,
-        kind: Literal["base", "workspace", "toolkit"] = "base",
-        prefix: str | None = None,
-        config: Mapping[str, Any] | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> ImageInfo:
-        """Registers an image from ``path`` (a directory, tar or ``docker save`` archive
-        on the image service's machine) or from a local ``docker`` image. ``prefix``:
-        where a workspace or toolkit lands."""
-        if (path is None) == (docker is None):
-            raise InvalidRequest("name one of path and docker", field="path")
-        request = make(
-            ImageCreate,
-            request_id=_ids.new(),
-            name=name,
-            kind=kind,
-            path=path,
-            docker=docker,
-            prefix=prefix,
-            config=config,
-        )
-
-        def report(reply: ImageReply) -> None:
-            if on_progress is not None and reply.progress is not None:
-                on_progress(reply.progress, reply.stage)
-
-        reply = await self._change(
-            "create",
-            request,
-            type_=ImageReply,
-            timeout_s=IMPORT_S,
-            resend_s=IMPORT_RESEND_S,
-            done=lambda r: r.image is not None,
-            progress=report,
-        )
-        return _present(reply.image, "image")  # type: ignore[no-any-return]
-
-    async def get(self, name: str) -> ImageInfo:
-        """One image. Raises ``NotFound``."""
-        reply = await self._read("get", make(ImageQuery, name=name), ImageReply)
-        image = reply.image or next(iter(reply.images or []), None)
-        if image is None:
-            raise NotFound(f"there is no image {name!r}", field="name")
-        return image  # type: ignore[no-any-return]
-
-    async def list(self, *, kind: str | None = None) -> Sequence[ImageInfo]:
-        """Images of the project and those above it."""
-        reply = await self._read("list", make(ImageQuery, kind=kind), ImageReply)
-        return reply.images or []
-
-    async def delete(self, name: str) -> None:
-        """Removes the name; layers go when nothing uses them."""
-        request = make(ImageDelete, request_id=_ids.new(), name=name)
-        await self._change("delete", request, type_=ImageReply)
+from libdsec.errors import NotFound
 
 
 class Projects(Manager):
@@ -170,7 +44,7 @@ class Projects(Manager):
         """Makes a child of ``parent`` (default: the client's project)."""
         request = make(ProjectCreate, request_id=_ids.new(), name=name, id=id)
         reply = await self._change("create", request, project=parent)
-        return _present(reply.project, "project")  # type: ignore[no-any-return]
+        return present(reply.project, "project")  # type: ignore[no-any-return]
 
     async def get(self, id: str) -> ProjectInfo:
         """One project. Raises ``NotFound``."""
@@ -215,7 +89,7 @@ class Keys(Manager):
             expires_in_s=seconds(expires_in_s, "expires_in_s"),
         )
         reply = await self._change("create", request, project=project)
-        return _present(reply.key, "key")  # type: ignore[no-any-return]
+        return present(reply.key, "key")  # type: ignore[no-any-return]
 
     async def list(self, *, project: str | None = None) -> Sequence[KeyInfo]:
         """The keys of a project, without their secrets."""
@@ -283,7 +157,7 @@ class Quotas(Manager):
     async def get(self, project: str | None = None) -> QuotaInfo:
         """``.limit`` and ``.used`` of a project."""
         reply = await self._read("get", IamQuery(project=self._project(project)))
-        return _present(reply.quota, "quota")  # type: ignore[no-any-return]
+        return present(reply.quota, "quota")  # type: ignore[no-any-return]
 
 
 class Nodes(Manager):

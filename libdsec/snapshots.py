@@ -1,7 +1,7 @@
 """Snapshots of a sandbox's disk: packed layers, restored sandboxes, branches.
 
 Owns: the calls and what they return. Does not own: creating (:mod:`libdsec._create`), the
-names of images (:mod:`libdsec.managers`).
+names of images (:mod:`libdsec.images`).
 """
 
 from __future__ import annotations

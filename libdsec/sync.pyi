@@ -25,8 +25,9 @@ from libdsec.args import Seconds
 from libdsec.audit import Chain
 from libdsec.audit import Explanation
 from libdsec.files import LocalPath
+from libdsec.images import OnProgress
+from libdsec.images import StrPath
 from libdsec.interaction import Pattern
-from libdsec.managers import OnProgress
 from libdsec.ports import OnError
 from libdsec.process import OnOutput
 from libdsec.process import Stdin
@@ -102,7 +103,7 @@ WATCH_S: float
 
 class Images:
 
-    def create(self, name: str, *, path: str | None=None, docker: str | None=None, kind: Literal['base', 'workspace', 'toolkit']='base', prefix: str | None=None, config: Mapping[str, Any] | None=None, on_progress: OnProgress | None=None) -> ImageInfo:
+    def create(self, name: str, *, path: StrPath | None=None, oci: StrPath | None=None, docker: str | None=None, git: StrPath | None=None, registry: str | None=None, dockerfile: StrPath | None=None, upload: bool=False, reference: str | None=None, commit: str | None=None, context: StrPath | None=None, target: str | None=None, kind: Literal['base', 'workspace', 'toolkit']='base', prefix: str | None=None, config: Mapping[str, Any] | None=None, on_progress: OnProgress | None=None) -> ImageInfo:
         ...
 
     def get(self, name: str) -> ImageInfo:
@@ -111,7 +112,13 @@ class Images:
     def list(self, *, kind: str | None=None) -> Sequence[ImageInfo]:
         ...
 
+    def tag(self, name: str, target: str) -> ImageInfo:
+        ...
+
     def delete(self, name: str) -> None:
+        ...
+
+    def export(self, name: str | Sequence[str], path: StrPath, *, on_progress: OnProgress | None=None) -> int:
         ...
 class Projects:
 

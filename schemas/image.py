@@ -10,21 +10,77 @@ from schemas.base import Message, Token, Uid, UnixTime, Versioned, WireError
 from schemas.sandbox import ImageConfig, ImageName, LayerRef, ResolvedSpec, SandboxSpec, State
 
 Kind = Literal["base", "workspace", "toolkit", "snapshot"]
+Form = Literal["auto", "image", "tree", "git", "dockerfile"]
+BlobId = Annotated[str, Meta(pattern=r"^[0-9a-z]{16,64}$(?!\n)")]
 ScrubPattern = Annotated[str, Meta(min_length=2, max_length=1024, pattern=r"^/[^\x00]*$")]
 """An absolute path; ``*`` stands for anything within a name, ``**`` for any names."""
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+BLOB_CHUNK_BYTES = 512 * 1024
+"""Of one ``blob`` message; with its encoding well under a server's 1 MiB."""
+BLOB_WINDOW = 4
+"""Messages of one transfer that are under way at a time."""
+
+
+class Blob(Message, frozen=True):
+    """Bytes handed over on ``dsec.blob.v1.<project>.<put|get>.<principal>``."""
+
+    id: BlobId
+    size_bytes: Annotated[int, Meta(ge=0)]
+    sha256: Sha256
+
+
+class BlobPut(Versioned, frozen=True):
+    """``blob put``: bytes of an upload at ``offset``. Answered by :class:`BlobState`:
+    what is there already is passed over, what leaves a gap is not taken."""
+
+    id: BlobId
+    offset: Annotated[int, Meta(ge=0)]
+    data: bytes = b""
+
+
+class BlobState(Versioned, frozen=True):
+    """How much of an upload is there: where to go on."""
+
+    size_bytes: int
+
+
+class BlobGet(Versioned, frozen=True):
+    """``blob get``: at most ``length`` bytes of an export from ``offset``."""
+
+    id: BlobId
+    offset: Annotated[int, Meta(ge=0)]
+    length: Annotated[int, Meta(ge=1, le=BLOB_CHUNK_BYTES)]
+
+
+class BlobPiece(Versioned, frozen=True):
+    """The bytes asked for; fewer at the end."""
+
+    data: bytes
 
 
 class ImageCreate(Versioned, frozen=True):
-    """``req image.create``. Exactly one source: ``path`` (a directory, tar or
-    ``docker save`` archive on imagesvc's machine, below its allowed roots) or
-    ``docker`` (a local Docker image). ``prefix``: where a workspace or toolkit
-    lands in the sandbox."""
+    """``req image.create``. Exactly one source: ``path`` on imagesvc's machine, below
+    its allowed roots; ``upload``, handed over before; ``docker``, an image of its
+    local engine; or ``registry`` (``host/repository[:tag][@sha256:…]``).
+
+    A path or upload is, by ``form``: ``image`` (``docker save`` archive or OCI layout,
+    ``reference`` choosing one of several), ``tree`` (directory or layer tar), ``git``
+    (repository or bundle, rebuilt at ``commit``), ``dockerfile`` (build context with
+    the file ``dockerfile``, built up to ``target``); ``auto`` tells the first two
+    apart. ``prefix``: where a workspace or toolkit lands in the sandbox."""
 
     request_id: str
     name: ImageName
     kind: Kind = "base"
     path: Annotated[str, Meta(max_length=4096)] | None = None
+    upload: Blob | None = None
     docker: Annotated[str, Meta(max_length=256)] | None = None
+    registry: Annotated[str, Meta(max_length=512)] | None = None
+    form: Form = "auto"
+    reference: Annotated[str, Meta(max_length=512)] | None = None
+    commit: Annotated[str, Meta(max_length=200)] | None = None
+    dockerfile: Annotated[str, Meta(max_length=512)] | None = None
+    target: Annotated[str, Meta(max_length=128)] | None = None
     prefix: Annotated[str, Meta(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
     config: ImageConfig | None = None
 
@@ -34,6 +90,15 @@ class ImageDelete(Versioned, frozen=True):
 
     request_id: str
     name: ImageName
+
+
+class ImageTag(Versioned, frozen=True):
+    """``req image.tag``: ``target`` comes to mean what ``name`` means now, at once and
+    whole; sandboxes that run keep what they were started from."""
+
+    request_id: str
+    name: ImageName
+    target: ImageName
 
 
 class SnapshotCreate(Versioned, frozen=True):
@@ -51,13 +116,14 @@ class SnapshotCreate(Versioned, frozen=True):
 
 
 class ImageCommand(Versioned, frozen=True):
-    """auth → imagesvc, ``dsec.cmd.v1.image.<create|delete|snapshot>.<key>``. ``projects``:
+    """auth → imagesvc, ``dsec.cmd.v1.image.<create|delete|tag|snapshot>.<key>``. ``projects``:
     the project and its ancestors, nearest first."""
 
     project: str
     principal: str
     create: ImageCreate | None = None
     delete: ImageDelete | None = None
+    tag: ImageTag | None = None
     snapshot: SnapshotCreate | None = None
     projects: list[str] = []
     reply_to: str | None = None
@@ -120,6 +186,7 @@ class ImageReply(Versioned, frozen=True):
     request_id: str | None = None
     image: ImageInfo | None = None
     images: list[ImageInfo] | None = None
+    export: Blob | None = None
     progress: float | None = None
     stage: str = ""
     error: WireError | None = None
@@ -131,6 +198,14 @@ class ImageQuery(Versioned, frozen=True):
 
     name: str | None = None
     kind: Kind | None = None
+    projects: list[str] = []
+
+
+class ImageExport(Versioned, frozen=True):
+    """``get image.export``: one environment, ``names`` bottom to top, as an OCI archive.
+    Asked again until the answer has ``export``: before, it has ``progress``."""
+
+    names: Annotated[list[str], Meta(min_length=1, max_length=64)]
     projects: list[str] = []
 
 

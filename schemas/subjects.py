@@ -34,6 +34,17 @@ def exec_(project: str, node: str, uid: str, verb: str, principal: str) -> str:
     return f"dsec.exec.v1.{project}.{node}.{uid}.{verb}.{principal}"
 
 
+def blob(project: str, verb: str, principal: str) -> str:
+    """Bytes of a client's upload to imagesvc (``put``) or of its export (``get``)."""
+    return f"dsec.blob.v1.{project}.{verb}.{principal}"
+
+
+def parse_blob(subject: str) -> tuple[str, str]:
+    """Project and principal of a ``blob`` subject."""
+    parts = subject.split(".")
+    return parts[3], parts[5]
+
+
 def out(node: str, principal: str, connection: str, op: str) -> str:
     """An edge's answers to one operation of one client connection: the reply
     subject of :func:`exec_` requests. An edge may publish only under its node."""
@@ -188,7 +199,12 @@ DURABLES: tuple[Durable, ...] = (
         "imagesvc_snapshots", "DSEC_CMD", ("dsec.cmd.v1.image.snapshot.>",), owner="imagesvc",
         batch=1,
     ),
-    Durable("imagesvc_quick", "DSEC_CMD", ("dsec.cmd.v1.image.delete.>",), owner="imagesvc"),
+    Durable(
+        "imagesvc_quick",
+        "DSEC_CMD",
+        ("dsec.cmd.v1.image.delete.>", "dsec.cmd.v1.image.tag.>"),
+        owner="imagesvc",
+    ),
     Durable(
         "audit_access",
         "DSEC_EVT",
@@ -258,6 +274,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "register an image"),
     Subject("dsec.req.v1.*.image.delete", "jetstream", "client", ("auth",), "ImageDelete",
             "remove an image"),
+    Subject("dsec.req.v1.*.image.tag", "jetstream", "client", ("auth",), "ImageTag",
+            "point a name to what another means"),
     Subject("dsec.req.v1.*.node.*", "jetstream", "client", ("auth",), "NodeCommand",
             "cordon, uncordon, drain"),
     Subject("dsec.get.v1.*.sandbox.*", "core", "client", ("auth",), "SandboxQuery",
@@ -266,6 +284,12 @@ SUBJECTS: tuple[Subject, ...] = (
             "what was done in a sandbox"),
     Subject("dsec.get.v1.*.job.*", "core", "client", ("auth",), "JobQuery", "list"),
     Subject("dsec.get.v1.*.image.*", "core", "client", ("auth",), "ImageQuery", "get, list"),
+    Subject("dsec.get.v1.*.image.export", "core", "client", ("auth",), "ImageExport",
+            "an environment as an OCI archive"),
+    Subject("dsec.blob.v1.*.put.*", "core", "client", ("imagesvc",), "BlobPut",
+            "bytes of an upload"),
+    Subject("dsec.blob.v1.*.get.*", "core", "client", ("imagesvc",), "BlobGet",
+            "bytes of an export"),
     Subject("dsec.get.v1.*.audit.list", "core", "client", ("auth",), "AuditQuery", "the record"),
     Subject("dsec.get.v1.*.audit.rules", "core", "client", ("auth",), "RulesQuery",
             "rules in force"),
@@ -341,6 +365,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "ResolveRequest", "names to layers"),
     Subject("dsec.rpc.v1.imagesvc.images", "core", "auth", ("imagesvc",), "ImageQuery",
             "forwarded reads"),
+    Subject("dsec.rpc.v1.imagesvc.export", "core", "auth", ("imagesvc",), "ImageExport",
+            "forwarded exports"),
     Subject("dsec.rpc.v1.audit.list", "core", "auth", ("audit",), "AuditQuery",
             "forwarded reads; likewise rules, dry_run, verify, suggest"),
     Subject("dsec.rpc.v1.audit.trajectory", "core", "auth", ("audit",), "TrajectoryQuery",
@@ -350,45 +376,3 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("dsec.dlq.v1.*", "jetstream", "any service", ("operator",), "DeadLetter",
             "given-up messages with their cause"),
 )  # fmt: skip
-
-EXEC_GRANTS: dict[str, tuple[str, ...]] = {
-    "sandbox.exec": ("exec", "io", "info", "connect"),
-    "sandbox.connect": ("connect", "io", "info"),
-    "sandbox.files": (
-        "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
-        "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
-    ),
-    "sandbox.get": ("info",),
-    "sandbox.trajectory": ("trajectory",),
-    "sandbox.set_policy": ("policy", "info"),
-}  # fmt: skip
-"""Which exec verbs a grant opens."""
-
-REQ_GRANTS: frozenset[str] = frozenset(
-    {
-        "sandbox.create", "sandbox.stop", "sandbox.pause", "sandbox.resume",
-        "sandbox.set_timeout", "sandbox.snapshot", "sandbox.fork",
-        "sandbox.report", "job.open", "job.renew",
-        "project.create", "project.delete", "key.create", "key.delete",
-        "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
-        "node.cordon", "node.uncordon", "node.drain",
-    }
-)  # fmt: skip
-GET_GRANTS: frozenset[str] = frozenset(
-    {
-        "sandbox.get", "sandbox.list", "sandbox.trajectory", "job.list", "project.list",
-        "key.list", "grant.list", "quota.get",
-        "image.get", "image.list", "node.list", "audit.read",
-    }
-)  # fmt: skip
-AUDIT_READS = ("list", "rules", "dry_run", "verify", "suggest")
-GET_VERBS: dict[str, tuple[tuple[str, str], ...]] = {
-    "audit.read": tuple(("audit", verb) for verb in AUDIT_READS),
-}
-"""Grants whose read subjects are spelled otherwise; all others are entity.verb."""
-
-GRANTS: frozenset[str] = REQ_GRANTS | GET_GRANTS | frozenset(EXEC_GRANTS)
-"""Every grant there is."""
-
-WHOAMI = ("whoami", "get")
-"""A read that every client may do in its own project."""

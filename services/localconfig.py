@@ -109,6 +109,9 @@ class Common:
         if name == "imagesvc":
             env["DSEC_STATE_DIR"] = str(self.state_dir / "imagesvc")
             env["DSEC_IMAGE_SCRATCH"] = str(self.state_dir / "imagesvc/scratch")
+            env["DSEC_IMAGE_TRANSFERS"] = str(self.state_dir / "imagesvc/transfers")
+            env["DSEC_IMAGE_BUILDS"] = "true"
+            env["DSEC_IMAGE_REGISTRIES"] = "*"
             env["DSEC_IMAGE_ROOTS"] = ":".join(str(root) for root in self.options.image_roots)
         return env | dict(self.options.env)
 

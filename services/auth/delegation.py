@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from schemas.subjects import GRANTS
+from schemas.grants import GRANTS
 from shared import ids
 
 ROUTE = "route"

@@ -16,7 +16,7 @@ import msgspec
 
 from schemas.audit import Access, AuditReport, SandboxReport
 from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage, decode, encode
-from schemas.image import ImageCommand, ImageCreate, ImageDelete, SnapshotCreate
+from schemas.image import ImageCommand, ImageCreate, ImageDelete, ImageTag, SnapshotCreate
 from schemas.job import JobCommand, JobRequest, JobVerb
 from schemas.node import NodeCommand
 from schemas.sandbox import OpCommand, SandboxOpRequest, Verb
@@ -36,7 +36,9 @@ OPS = frozenset(get_args(Verb))
 CREATES = frozenset({"sandbox.create", "sandbox.fork"})
 JOB_VERBS = frozenset(get_args(JobVerb))
 NODE_VERBS = frozenset({"cordon", "uncordon", "drain"})
-IMAGE_VERBS = frozenset({"create", "delete"})
+IMAGE_VERBS: dict[str, type[Any]] = {
+    "create": ImageCreate, "delete": ImageDelete, "tag": ImageTag,
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -146,12 +148,7 @@ def _read_op(entry: Entry) -> None:
 
 
 def _read_image(entry: Entry) -> None:
-    if entry.ask.verb == "create":
-        body: Any = decode(entry.ask.body, ImageCreate)
-        if (body.path is None) == (body.docker is None):
-            raise InvalidRequest("give exactly one of path and docker", field="path")
-    else:
-        body = decode(entry.ask.body, ImageDelete)
+    body: Any = decode(entry.ask.body, IMAGE_VERBS[entry.ask.verb])
     entry.command, entry.target = body, body.name
     _identify(entry, body.request_id)
 

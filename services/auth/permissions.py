@@ -12,18 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from schemas.subjects import (
-    EDGE_DURABLE,
-    EXEC_GRANTS,
-    GET_GRANTS,
-    GET_VERBS,
-    REQ_GRANTS,
-    WHOAMI,
-    exec_,
-    get,
-    req,
-    trj,
-)  # fmt: skip
+from schemas.grants import BLOB_GRANTS, EXEC_GRANTS, GET_GRANTS, GET_VERBS, REQ_GRANTS, WHOAMI
+from schemas.subjects import EDGE_DURABLE, blob, exec_, get, req, trj
 from services.auth.delegation import FLEET, expand
 from shared.errors import QuotaExceeded
 
@@ -76,6 +66,8 @@ def _publish(project: str, grant: str, principal: str) -> Iterable[str]:
         for read in GET_VERBS.get(grant, ((entity, verb),)):
             yield get(project, *read)
             yield get(project, *read, principal)
+    if grant in BLOB_GRANTS:
+        yield blob(project, BLOB_GRANTS[grant], principal)
     for opened in EXEC_GRANTS.get(grant, ()):
         yield exec_(project, "*", "*", opened, principal)
 

@@ -20,11 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.audit import AuditQuery, DryRunQuery, RulesQuery, SuggestQuery, VerifyQuery
 from schemas.base import HEADER_TRACE, BadMessage, ErrorReply, decode, encode
+from schemas.grants import WHOAMI
 from schemas.iam import IamQuery, IamReply, QuotaInfo
-from schemas.image import ImageQuery
+from schemas.image import ImageExport, ImageQuery
 from schemas.job import JobQuery
 from schemas.sandbox import SandboxQuery
-from schemas.subjects import ANONYMOUS, WHOAMI, parse_client, rpc
+from schemas.subjects import ANONYMOUS, parse_client, rpc
 from schemas.trajectory import TrajectoryQuery
 from services.auth import admission, iam_store, store
 from services.auth.access import AccessBuffer, targets
@@ -157,6 +158,11 @@ class Reads:
             path = await self._path(ask)
             scoped = msgspec.structs.replace(images, projects=list(reversed(path)))
             return await self._forward("imagesvc", "images", scoped, images.name or "")
+        if ask.entity == "image" and ask.verb == "export":
+            export = decode(body, ImageExport)
+            path = await self._path(ask)
+            scoped = msgspec.structs.replace(export, projects=list(reversed(path)))
+            return await self._forward("imagesvc", "export", scoped, ",".join(export.names))
         if ask.entity == "audit" and ask.verb in AUDIT_QUERIES:
             return await self._audit(ask, decode(body, AUDIT_QUERIES[ask.verb]))
         iam = decode(body, IamQuery)

@@ -8,15 +8,20 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from schemas.image import ImageQuery, ResolveRequest
-from schemas.subjects import durable, rpc
+from schemas.image import BlobGet, BlobPut, ImageExport, ImageQuery, ResolveRequest
+from schemas.subjects import blob, durable, rpc
 from services.imagesvc import store
 from services.imagesvc.collector import Collector
 from services.imagesvc.engine import DockerEngine
+from services.imagesvc.exports import Exports
 from services.imagesvc.handlers import Handlers
-from services.imagesvc.importer import Importer, ImportLimits
+from services.imagesvc.importer import Importer
+from services.imagesvc.reading import ImportLimits
+from services.imagesvc.registry import Registries
 from services.imagesvc.settings import Settings
 from services.imagesvc.snapshots import Snapshots
+from services.imagesvc.transfers import Transfers
+from services.imagesvc.uploads import Uploads
 from shared.blobs.opening import open_store
 from shared.bus import Bus
 from shared.consumer import BatchConsumer
@@ -40,9 +45,8 @@ class App:
         self.blobs = open_store(settings, scratch=Path(settings.image_scratch))
         self.importer = Importer(
             self.blobs,
-            engine=DockerEngine(base_url=settings.image_docker_url)
-            if settings.image_docker
-            else None,
+            engine=_engine(settings),
+            registries=_registries(settings),
             limits=ImportLimits(
                 entries_max=settings.image_entries_max,
                 unpacked_bytes_max=settings.image_unpacked_bytes_max,
@@ -52,9 +56,22 @@ class App:
             ),
             verify=settings.image_verify,
         )
+        self.collector = Collector(settings, self.bus, self.db, self.blobs)
+        transfers = Path(settings.image_transfers)
+        self.uploads = Uploads(
+            transfers / "uploads", bytes_max=settings.image_upload_bytes_max,
+            total_bytes_max=settings.image_uploads_bytes_max,
+            keep_s=settings.image_transfer_keep_s,
+        )  # fmt: skip
         self.handlers = Handlers(
-            settings, self.bus, self.db, self.importer, Snapshots(self.bus, self.blobs)
-        )
+            settings, self.bus, self.db, importer=self.importer, uploads=self.uploads,
+            snapshots=Snapshots(self.bus, self.blobs), discard=self.collector.discard,
+        )  # fmt: skip
+        self.exports = Exports(
+            self.blobs, transfers / "exports", keep_s=settings.image_transfer_keep_s,
+            keep=self.handlers.lease, release=self.handlers.give_back,
+        )  # fmt: skip
+        self.transfers = Transfers(settings, self.db, self.uploads, self.exports)
         self.quick = BatchConsumer(self.bus, durable("imagesvc_quick"), self.handlers.commands)
         # one import each: a long one holds up no other
         self.imports = [
@@ -66,7 +83,6 @@ class App:
             for _ in range(settings.image_commands)
         ]
         self.health = Health("imagesvc")
-        self.collector = Collector(settings, self.bus, self.db, self.blobs)
         self.collecting = Periodic(
             "collect layers", self.collector.collect, every_s=settings.image_gc_s, at_once=False
         )
@@ -75,6 +91,9 @@ class App:
             rpc("imagesvc", "resolve"), ResolveRequest, self.handlers.resolve, queue=QUEUE
         )
         self.bus.answer(rpc("imagesvc", "images"), ImageQuery, self.handlers.images, queue=QUEUE)
+        self.bus.answer(rpc("imagesvc", "export"), ImageExport, self.transfers.export, queue=QUEUE)
+        self.bus.answer(blob("*", "put", "*"), BlobPut, self.transfers.put, queue=QUEUE)
+        self.bus.answer(blob("*", "get", "*"), BlobGet, self.transfers.get, queue=QUEUE)
 
     async def start(self) -> None:
         """Removes what crashed imports left, connects, begins to work."""
@@ -99,6 +118,7 @@ class App:
         await self.collecting.close()
         await self.pruning.close()
         await asyncio.gather(*(c.close() for c in self._consumers))
+        await self.exports.close()
         await self.bus.close()
         await asyncio.to_thread(self.importer.close)
         await self.db.close()
@@ -117,10 +137,29 @@ class App:
             raise Unavailable(f"{self.settings.store_url} does not answer or is not writable")
 
     async def prune(self) -> int:
-        """Forgets old requests, in small transactions; returns how many."""
+        """Forgets old requests, in small transactions, and old transfers; returns how many
+        requests."""
         rows, keep_s = self.settings.image_prune_rows, self.settings.image_request_keep_s
         prune = partial(store.prune_requests, keep_s=keep_s, limit=rows)
+        await asyncio.to_thread(self.uploads.sweep)
+        await asyncio.to_thread(self.exports.sweep)
         return await portions(self.db.portion(prune), size=rows)
+
+
+def _engine(settings: Settings) -> DockerEngine | None:
+    if not settings.image_docker:
+        return None
+    return DockerEngine(
+        base_url=settings.image_docker_url, build_network=settings.image_build_network,
+        build_memory_bytes=settings.image_build_memory_bytes,
+    )  # fmt: skip
+
+
+def _registries(settings: Settings) -> Registries | None:
+    if not settings.image_registries:
+        return None
+    accounts = settings.image_registry_accounts
+    return Registries(accounts=Path(accounts) if accounts else None)
 
 
 async def main(settings: Settings, stop: asyncio.Event) -> None:

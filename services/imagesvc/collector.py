@@ -50,7 +50,14 @@ class Collector:
                     log.info("removed %d layers that nothing needs", removed)
                 return removed
             after = found[-1]
-            removed += await self._remove(await self._unused(found))
+            removed += await self._remove(
+                await self._unused(found), age_s=self._settings.image_gc_age_s
+            )
+
+    async def discard(self, digests: list[str]) -> None:
+        """Removes, at once, those of a failed import's layers that nothing needs."""
+        for start in range(0, len(digests), BATCH):
+            await self._remove(await self._unused(digests[start : start + BATCH]), age_s=0.0)
 
     async def _unused(self, digests: list[str]) -> list[str]:
         answer = await self._bus.request(
@@ -59,11 +66,9 @@ class Collector:
         used = set(answer.used)
         return [digest for digest in digests if digest not in used]
 
-    async def _remove(self, digests: list[str]) -> int:
+    async def _remove(self, digests: list[str], *, age_s: float) -> int:
         async with self._db.transaction() as connection:
-            free = await leases.lock_free(
-                connection, digests, age_s=self._settings.image_gc_age_s
-            )
+            free = await leases.lock_free(connection, digests, age_s=age_s)
             for digest in free:
                 await asyncio.to_thread(self._blobs.delete, digest)
             await leases.forget(connection, free)

@@ -1,49 +1,178 @@
-"""Local images of a container engine.
+"""A container engine: its local images, and builds.
 
-Owns: the one use of the ``docker`` package in this service. Does not own: the
-archive's format.
+Owns: the one use of the ``docker`` package in this service, builds of Dockerfiles. Does
+not own: the archive's format. Builds share no cache: what one client's build left could
+be another's input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
 
 import docker
 import requests
 import urllib3
-from docker.errors import DockerException, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound
+from docker.utils.build import PatternMatcher
 
-from shared.errors import NotFound, Unavailable
+from shared.errors import InvalidRequest, NotFound, Unavailable
 
 SAVE_CHUNK_BYTES = 1024 * 1024
 FIELD = "docker"
+BUILD_FIELD = "dockerfile"
+BUILD_SILENCE_S = 1800.0
+"""Longest step of a build that says nothing."""
+SAID_LINES = 20
+"""Of a failed build's output, in its error."""
+IGNORE_NAME, IGNORE_MAX_BYTES = ".dockerignore", 1024 * 1024
+LABEL = "dsec.build"
 
 
 class DockerEngine:
     """Reads images; ``base_url`` as ``DOCKER_HOST`` has it, ``None`` for the environment's."""
 
-    def __init__(self, *, base_url: str | None = None, timeout_s: float = 60) -> None:
+    def __init__(
+        self, *, base_url: str | None = None, timeout_s: float = 60, build_network: str = "none",
+        build_memory_bytes: int = 0, scratch: Path | None = None,
+    ) -> None:  # fmt: skip
         self._base_url = base_url
         self._timeout_s = timeout_s
+        self._build_network = build_network
+        self._build_memory_bytes = build_memory_bytes
+        self._scratch = scratch
 
     def save(self, reference: str) -> Iterator[bytes]:
         """The ``docker save`` stream of one image.
 
         Raises :class:`NotFound` or :class:`Unavailable` (no engine, stream cut).
         """
-        try:
+        with _typed():
             client = self._client()
             try:
                 image = client.images.get(reference)
                 yield from image.save(chunk_size=SAVE_CHUNK_BYTES)
             finally:
                 client.close()
-        except ImageNotFound as error:
-            raise NotFound(f"the engine has no image {reference!r}", field=FIELD) from error
-        except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise Unavailable(f"container engine: {error}", field=FIELD) from error
 
-    def _client(self) -> docker.DockerClient:
+    def build(
+        self, context: Path, *, dockerfile: str, target: str | None, tick: Callable[[int], None]
+    ) -> str:
+        """The id of the image that ``dockerfile`` of a context (a directory or a tar of
+        one) makes, to be removed by :meth:`remove`. ``tick`` may raise to cancel.
+
+        Raises :class:`InvalidRequest` with the last lines of a failed build, or
+        :class:`Unavailable`.
+        """
+        with _typed(), self._packed(context, dockerfile) as packed:
+            client = self._client(BUILD_SILENCE_S)
+            try:
+                return _followed(
+                    client.api.build(
+                        fileobj=packed, custom_context=True, dockerfile=dockerfile, target=target,
+                        nocache=True, rm=True, forcerm=True, decode=True,
+                        network_mode=self._build_network, labels={LABEL: "1"},
+                        container_limits={"memory": self._build_memory_bytes}
+                        if self._build_memory_bytes else None,
+                    ), tick,
+                )  # fmt: skip
+            finally:
+                client.close()
+
+    def remove(self, image: str) -> None:
+        """Forgets a built image; that it cannot be removed harms nobody."""
+        with contextlib.suppress(Unavailable, NotFound), _typed():
+            client = self._client()
+            try:
+                client.images.remove(image, force=True)
+            finally:
+                client.close()
+
+    @contextlib.contextmanager
+    def _packed(self, context: Path, dockerfile: str) -> Iterator[IO[bytes]]:
+        """The context as a tar, without what its ``.dockerignore`` names."""
+        with contextlib.ExitStack() as stack:
+            packed = stack.enter_context(tempfile.TemporaryFile(dir=self._scratch))
+            try:
+                with tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as out:
+                    if context.is_dir():
+                        _pack_folder(context, dockerfile, out)
+                    else:
+                        _pack_tar(context, dockerfile, out)
+                    found = dockerfile in out.getnames()
+            except (tarfile.TarError, EOFError) as error:
+                raise InvalidRequest(f"damaged build context: {error}", field="archive") from error
+            if not found:
+                raise InvalidRequest(f"the context has no file {dockerfile}", field=BUILD_FIELD)
+            packed.seek(0)
+            yield packed
+
+    def _client(self, timeout_s: float | None = None) -> docker.DockerClient:
+        timeout_s = timeout_s or self._timeout_s
         if self._base_url is None:
-            return docker.from_env(timeout=self._timeout_s)
-        return docker.DockerClient(base_url=self._base_url, timeout=self._timeout_s)
+            return docker.from_env(timeout=timeout_s)
+        return docker.DockerClient(base_url=self._base_url, timeout=timeout_s)
+
+
+@contextlib.contextmanager
+def _typed() -> Iterator[None]:
+    try:
+        yield
+    except ImageNotFound as error:
+        raise NotFound(f"the engine has no such image: {error}", field=FIELD) from error
+    except APIError as error:
+        if error.status_code == requests.codes.bad_request:
+            raise InvalidRequest(f"container engine: {error.explanation}", field=FIELD) from error
+        raise Unavailable(f"container engine: {error}", field=FIELD) from error
+    except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise Unavailable(f"container engine: {error}", field=FIELD) from error
+
+
+def _followed(steps: Iterator[dict[str, Any]], tick: Callable[[int], None]) -> str:
+    """The id that a build ends with."""
+    image, said = "", list[str]()
+    for step in steps:
+        tick(0)
+        said = [*said, *str(step.get("stream", "")).splitlines()][-SAID_LINES:]
+        if "error" in step:
+            text = "\n".join([*filter(str.strip, said), str(step["error"])])
+            raise InvalidRequest(f"the build failed:\n{text}", field=BUILD_FIELD)
+        image = step.get("aux", {}).get("ID", image)
+    if not image:
+        raise InvalidRequest("the build made no image", field=BUILD_FIELD)
+    return image
+
+
+def _pack_folder(context: Path, dockerfile: str, out: tarfile.TarFile) -> None:
+    ignore = context / IGNORE_NAME
+    ignored = _matcher(ignore.read_bytes() if ignore.is_file() else b"", dockerfile)
+    for name in sorted(ignored.walk(str(context))):
+        out.add(context / name, name, recursive=False)
+
+
+def _pack_tar(context: Path, dockerfile: str, out: tarfile.TarFile) -> None:
+    with tarfile.open(context) as tar:
+        ignored = _matcher(_ignore_file(tar), dockerfile)
+    with tarfile.open(context) as tar:
+        for info in tar:
+            info.name = info.name.removeprefix("./")
+            if info.name not in ("", ".") and not ignored.matches(info.name):
+                out.addfile(info, tar.extractfile(info) if info.isreg() else None)
+
+
+def _ignore_file(tar: tarfile.TarFile) -> bytes:
+    for info in tar:
+        if info.name.removeprefix("./") == IGNORE_NAME and info.isreg():
+            file = tar.extractfile(info)
+            return file.read(IGNORE_MAX_BYTES) if file is not None else b""
+    return b""
+
+
+def _matcher(ignore: bytes, dockerfile: str) -> PatternMatcher:
+    lines = [line.strip() for line in ignore.decode(errors="replace").splitlines()]
+    wanted = [line for line in lines if line and not line.startswith("#")]
+    return PatternMatcher([*wanted, f"!{dockerfile}"])

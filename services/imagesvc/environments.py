@@ -34,23 +34,26 @@ def wanted(items: Sequence[ResolveItem], *, names_max: int) -> set[Key]:
     return keys
 
 
-def resolve(item: ResolveItem, found: Found, *, names_max: int) -> Resolved:
-    """Layers bottom to top and merged defaults, or the error of the first name at fault."""
+def resolve(
+    item: ResolveItem, found: Found, *, names_max: int, any_kind: bool = False
+) -> Resolved:
+    """Layers bottom to top and merged defaults, or the error of the first name at fault.
+    ``any_kind``: also without a base, as nothing will run in it."""
     try:
-        return _resolve(item, found, names_max)
+        return _resolve(item, found, names_max, any_kind)
     except DsecError as error:
         error.cause = "image"
         return Resolved(error=to_wire(error))
 
 
-def _resolve(item: ResolveItem, found: Found, names_max: int) -> Resolved:
+def _resolve(item: ResolveItem, found: Found, names_max: int, any_kind: bool) -> Resolved:
     if not 0 < len(item.names) <= names_max:
         raise InvalidRequest(f"{len(item.names)} images; 1 to {names_max} make one environment")
     images = []
     for number, text in enumerate(item.names):
         field = f"layers[{number}]" if len(item.names) > 1 else "container_image"
         images.append(nearest(parse_name(text, field=field), item.projects, found, field=field))
-    if images[0].kind not in BOTTOMS:
+    if images[0].kind not in BOTTOMS and not any_kind:
         raise InvalidRequest(
             f"{images[0].name} is a {images[0].kind}; the bottom of an environment is a base",
             field="layers[0]" if len(images) > 1 else "container_image",

@@ -22,22 +22,24 @@ _UPLOAD_PACK = "git -c safe.directory=* -c uploadpack.allowAnySHA1InWant=true up
 
 
 def rebuild(source: Path, revision: str, target: Path) -> int:
-    """Check ``revision`` of ``source`` out into ``target``; returns the commit time (seconds).
+    """Check ``revision`` of ``source``, a repository or a bundle, out into ``target``;
+    returns the commit time (seconds).
 
     Raises :class:`InvalidRequest`, :class:`NotFound` (commit), :class:`Unsupported`
     (no git here), ``Internal`` where an object is left that the commit does not reach.
     """
     if not _REVISION.fullmatch(revision):
         raise InvalidRequest(f"{revision!r} is not a revision", field="commit")
-    if not source.is_dir():
-        raise InvalidRequest(f"{source} is not a directory", field=FIELD)
-    commit = _resolve(source, revision)
+    bundled = source.is_file()
+    if not bundled and not source.is_dir():
+        raise InvalidRequest(f"{source} is neither a repository nor a bundle", field=FIELD)
+    commit, wanted = _bundled(source, revision) if bundled else _resolve(source, revision)
     target.mkdir()
     _git(target, "init", "-q", "--template=", "-b", "main")
     _git(
         target, "-c", "protocol.file.allow=always", "fetch", "-q", "--no-tags",
         "--no-write-fetch-head", "--no-recurse-submodules", "--upload-pack", _UPLOAD_PACK,
-        "--", str(source.absolute()), commit,
+        "--", str(source.absolute()), wanted,
     )  # fmt: skip
     _git(target, "update-ref", "refs/heads/main", commit)
     _git(target, "-c", "pack.threads=1", "repack", "-adq")
@@ -48,12 +50,23 @@ def rebuild(source: Path, revision: str, target: Path) -> int:
     return int(_git(target, "show", "-s", "--format=%ct", commit))
 
 
-def _resolve(source: Path, revision: str) -> str:
+def _bundled(source: Path, revision: str) -> tuple[str, str]:
+    """The commit that a bundle's head is; a bundle is made of one commit."""
+    listed = _git(source.parent, "bundle", "list-heads", str(source.absolute()))
+    for commit, *names in map(str.split, listed.splitlines()):
+        if revision in (commit, *names):
+            return commit, names[0]
+    raise NotFound(f"the bundle has no head {revision!r}", field="commit")
+
+
+def _resolve(source: Path, revision: str) -> tuple[str, str]:
+    """The commit, twice: it is also what is fetched, whether or not a branch has it."""
     wanted = f"{revision}^{{commit}}"
     try:
-        return _git(source, "rev-parse", "-q", "--verify", "--end-of-options", wanted)
+        commit = _git(source, "rev-parse", "-q", "--verify", "--end-of-options", wanted)
     except InvalidRequest as error:
         raise NotFound(f"{source} has no commit {revision!r}", field="commit") from error
+    return commit, commit
 
 
 def _prove(target: Path, commit: str) -> None:

@@ -12,101 +12,70 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 
-from schemas.base import BadMessage, decode, encode
+from schemas.base import encode
 from schemas.image import (
     ImageChanged,
-    ImageCommand,
     ImageCreate,
     ImageDelete,
-    ImageInfo,
     ImageQuery,
     ImageReply,
+    ImageTag,
     Kind,
-    LayerProvenance,
     ResolveReply,
     ResolveRequest,
     SnapshotCreate,
 )
-from schemas.sandbox import ImageConfig
 from schemas.subjects import evt
 from services.imagesvc import environments, intake, leases, snapshots, store
-from services.imagesvc.importer import Importer, ImportProgress
+from services.imagesvc.importer import Importer, ImportResult
+from services.imagesvc.meter import ImportProgress
 from services.imagesvc.names import ImageName, parse_name
 from services.imagesvc.settings import Settings
 from services.imagesvc.snapshots import Snapshots
+from services.imagesvc.tasks import (
+    Image,
+    Reporter,
+    Task,
+    answered_with,
+    read_command,
+    refused,
+    share,
+)
+from services.imagesvc.uploads import Uploads
 from shared import telemetry
 from shared.blobs.layout import LayerFiles, LayerManifest
 from shared.bus import Bus, Incoming, Outgoing
 from shared.consumer import Received
 from shared.db import Database
 from shared.errors import Conflict, DsecError, Internal, InvalidRequest, NotFound
-from shared.wire import to_wire
 
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 10.0
 """A third of the durable's acknowledgement wait."""
-
-
 ALIVE_S = 5.0
 """Between two signs that a snapshot is under way."""
 PACKING = ImportProgress("writing", 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One stored command."""
-
-    command: ImageCommand
-    message: Received
-
-    @property
-    def reply_to(self) -> str | None:
-        return self.message.reply_to or self.command.reply_to
-
-    @property
-    def request(self) -> ImageCreate | ImageDelete | SnapshotCreate | None:
-        return self.command.create or self.command.delete or self.command.snapshot
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id if self.request else ""
-
-    @property
-    def sha256(self) -> bytes:
-        """Of what is asked for: the same request id must mean the same."""
-        return hashlib.sha256(encode(self.request)).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """What a name is to mean. ``layers`` are in the store, bottom first."""
-
-    name: ImageName
-    kind: Kind
-    config: ImageConfig
-    layers: Sequence[LayerManifest]
-    provenance: LayerProvenance | None = None
 
 
 class Handlers:
     """The handlers of ``imagesvc_commands`` and of questions to imagesvc."""
 
     def __init__(
-        self, settings: Settings, bus: Bus, db: Database, importer: Importer,
-        snapshots: Snapshots,
+        self, settings: Settings, bus: Bus, db: Database, *, importer: Importer, uploads: Uploads,
+        snapshots: Snapshots, discard: Callable[[list[str]], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._settings = settings
         self._snapshots = snapshots
         self._bus = bus
         self._db = db
         self._importer = importer
+        self._uploads = uploads
+        self._discard = discard
         self.busy = 0
         """Commands being carried out; an import may take minutes."""
 
@@ -115,7 +84,7 @@ class Handlers:
 
         Raises ``Unavailable`` where the database is away: then all come again.
         """
-        tasks = [Task(_command(message), message) for message in batch]
+        tasks = [Task(read_command(message), message) for message in batch]
         async with self._kept_alive(batch), asyncio.TaskGroup() as group:
             running = [group.create_task(self._guarded(task)) for task in tasks]
         for done in running:
@@ -169,6 +138,9 @@ class Handlers:
         elif task.command.delete is not None:
             reply = await self._delete(task, task.command.delete)
             await self._tell_changed(project, task.command.delete.name)
+        elif task.command.tag is not None:
+            reply = await self._tag(task, task.command.tag)
+            await self._tell_changed(project, task.command.tag.target)
         else:  # refused when it was read
             return
         await self._send(task.reply_to, reply)
@@ -184,26 +156,45 @@ class Handlers:
 
     def _conflict(self, task: Task) -> bytes:
         error = Conflict("this request id was used for something else", field="request_id")
-        return _refused(task, error)
+        return refused(task, error)
 
     async def _create(self, task: Task, create: ImageCreate) -> bytes:
+        leased: list[str] = []
         try:
             name = parse_name(create.name)
-            request = intake.import_request(create, roots=self._settings.image_roots)
-            async with self._reported(task) as report:
-                result = await self._importer.run(
-                    request, progress=report, keep=partial(self._lease, task)
-                )
+            result = await self._import(task, create, leased)
         except Exception as error:
-            return await self._failed(task, error, f"import of {create.name}")
-        image = Image(name, create.kind, create.config or result.config, result.stored)
-        return await self._register(task, image)
+            await self._undo(task, leased)
+            reply = await self._failed(task, error, f"import of {create.name}")
+            done = isinstance(error, DsecError) and not error.retryable
+        else:
+            image = Image(name, create.kind, create.config or result.config, result.stored)
+            reply, done = await self._register(task, image), True
+        if create.upload is not None and done:
+            await asyncio.to_thread(self._uploads.drop, task.owner, create.upload.id)
+        return reply
+
+    async def _import(
+        self, task: Task, create: ImageCreate, leased: list[str]
+    ) -> ImportResult:
+        uploaded = None
+        if create.upload is not None:
+            uploaded = await asyncio.to_thread(self._uploads.checked, task.owner, create.upload)
+        request = intake.import_request(create, self._settings.image_allowed, uploaded=uploaded)
+
+        async def keep(layers: Sequence[LayerFiles]) -> None:
+            await self.lease(task.request_id, layers)
+            leased.extend(layer.digest for layer in layers)
+
+        async with self._reported(task) as report:
+            return await self._importer.run(request, progress=report, keep=keep)
 
     async def _snapshot(self, task: Task, asked: SnapshotCreate) -> bytes:
         try:
             name = snapshots.name_of(asked)
             async with self._reported(task, every_s=ALIVE_S, steady=PACKING):
-                made = await self._snapshots.take(task.command, asked, partial(self._lease, task))
+                keep = partial(self.lease, task.request_id)
+                made = await self._snapshots.take(task.command, asked, keep)
         except Exception as error:
             return await self._failed(task, error, f"snapshot of {asked.uid}")
         kind: Kind = "snapshot" if asked.name is None else "base"
@@ -213,31 +204,73 @@ class Handlers:
     async def _failed(self, task: Task, error: Exception, what: str) -> bytes:
         if isinstance(error, DsecError):
             # what failed for want of room or an engine may be asked for again
-            return await self._answer(task, _refused(task, error), keep=not error.retryable)
+            return await self._answer(task, refused(task, error), keep=not error.retryable)
         log.error("%s failed", what, exc_info=error)
         internal = Internal(f"{type(error).__name__} in the {what}")
-        return await self._answer(task, _refused(task, internal), keep=False)
+        return await self._answer(task, refused(task, internal), keep=False)
 
-    async def _lease(self, task: Task, layers: Sequence[LayerFiles | LayerManifest]) -> None:
+    async def lease(self, holder: str, layers: Sequence[LayerFiles | LayerManifest]) -> None:
+        """Keeps ``layers`` from collection until :meth:`give_back`."""
         async with self._db.transaction() as connection:
             await leases.take(
-                connection, layers, holder=task.request_id, seconds=self._settings.image_lease_s
+                connection, layers, holder=holder, seconds=self._settings.image_lease_s
             )
+
+    async def give_back(self, holder: str) -> None:
+        """Ends a lease."""
+        async with self._db.transaction() as connection:
+            await leases.give_back(connection, holder)
+
+    async def _undo(self, task: Task, leased: list[str]) -> None:
+        """Leaves nothing of an import that failed after its layers began to be stored;
+        what cannot be removed now is collected."""
+        if not leased:
+            return
+        try:
+            await self.give_back(task.request_id)
+            await self._discard(leased)
+        except DsecError as error:
+            log.warning("layers of a failed import stay for now: %s", error.message)
 
     async def _register(self, task: Task, image: Image) -> bytes:
         key = (task.command.project, image.name)
         async with self._db.transaction() as connection:
             before = (await store.images(connection, [key])).get(key)
             if before is not None and before.kind != image.kind:
-                reply = _refused(task, Conflict(f"{image.name} is a {before.kind}", field="kind"))
+                reply = refused(task, Conflict(f"{image.name} is a {before.kind}", field="kind"))
             else:
                 await store.register(
                     connection, key, kind=image.kind, config=image.config, layers=image.layers,
                     principal=task.command.principal, provenance=image.provenance,
                 )  # fmt: skip
-                reply = _answer(task, (await store.images(connection, [key]))[key])
+                reply = answered_with(task, (await store.images(connection, [key]))[key])
             await leases.give_back(connection, task.request_id)
             await store.answer(connection, key[0], task.request_id, sha256=task.sha256, reply=reply)
+        return reply
+
+    async def _tag(self, task: Task, tag: ImageTag) -> bytes:
+        try:
+            name, target = parse_name(tag.name), parse_name(tag.target, field="target")
+            return await self._point(task, name, target)
+        except (InvalidRequest, NotFound, Conflict) as error:
+            return await self._answer(task, refused(task, error))
+
+    async def _point(self, task: Task, name: ImageName, target: ImageName) -> bytes:
+        project = task.command.project
+        keys = [(project, name), (project, target)]
+        async with self._db.transaction() as connection:
+            found = await store.images(connection, keys)
+            source, before = (found.get(key) for key in keys)
+            if source is None:
+                raise NotFound(f"no image {name} in project {project}", field="name")
+            if before is not None and before.kind != source.kind:
+                raise Conflict(f"{target} is a {before.kind}", field="target")
+            await store.copy(connection, *keys, principal=task.command.principal)
+            made = (await store.images(connection, keys))[keys[1]]
+            reply = answered_with(task, made)
+            await store.answer(
+                connection, project, task.request_id, sha256=task.sha256, reply=reply
+            )
         return reply
 
     async def _delete(self, task: Task, delete: ImageDelete) -> bytes:
@@ -245,11 +278,11 @@ class Handlers:
         try:
             name = parse_name(delete.name)
         except InvalidRequest as error:
-            return await self._answer(task, _refused(task, error))
+            return await self._answer(task, refused(task, error))
         async with self._db.transaction() as connection:
             gone = await store.remove(connection, (project, name))
             missing = NotFound(f"no image {name} in project {project}", field="name")
-            reply = _answer(task) if gone else _refused(task, missing)
+            reply = answered_with(task) if gone else refused(task, missing)
             await store.answer(
                 connection, project, task.request_id, sha256=task.sha256, reply=reply
             )
@@ -326,36 +359,3 @@ class Handlers:
                 connection, query.projects, kind=query.kind, limit=self._settings.image_list_max
             )
         return ImageReply(images=environments.visible(images, query.projects))
-
-
-class Reporter:
-    """Keeps the latest state of an import."""
-
-    def __init__(self) -> None:
-        self.state: ImportProgress | None = None
-
-    def __call__(self, state: ImportProgress) -> None:
-        self.state = state
-
-
-def share(state: ImportProgress) -> float:
-    """Progress from 0 to 1; nothing is known before the source was read."""
-    if not state.total_bytes:
-        return 1.0 if state.stage == "storing" else 0.0
-    return min(1.0, state.done_bytes / state.total_bytes)
-
-
-def _command(message: Received) -> ImageCommand:
-    command = decode(message.data, ImageCommand)
-    requests = (command.create, command.delete, command.snapshot)
-    if sum(request is not None for request in requests) != 1:
-        raise BadMessage("an image command creates, deletes or packs", field="create")
-    return command
-
-
-def _answer(task: Task, image: ImageInfo | None = None) -> bytes:
-    return encode(ImageReply(request_id=task.request_id, image=image))
-
-
-def _refused(task: Task, error: DsecError) -> bytes:
-    return encode(ImageReply(request_id=task.request_id, error=to_wire(error)))

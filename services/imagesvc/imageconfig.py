@@ -35,17 +35,17 @@ class _Document(msgspec.Struct):
     os: str | None = None
 
 
-def parse_config(data: bytes) -> tuple[ImageConfig, list[str]]:
+def parse_config(data: bytes, *, field: str = "archive") -> tuple[ImageConfig, list[str]]:
     """The configuration and the layers' ``diff_ids`` of an image's JSON document.
 
-    Raises :class:`InvalidRequest` with field ``archive``.
+    Raises :class:`InvalidRequest` with ``field``.
     """
     try:
         document = msgspec.json.decode(data, type=_Document)
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"image configuration: {error}", field="archive") from error
+        raise InvalidRequest(f"image configuration: {error}", field=field) from error
     if document.os not in (None, "", "linux"):
-        raise InvalidRequest(f"an image for {document.os!r}, not linux", field="archive")
+        raise InvalidRequest(f"an image for {document.os!r}, not linux", field=field)
     process = document.config or _Process()
     config = ImageConfig(
         env=dict(_split(pair) for pair in process.Env or []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.imagesvc.intake import Allowed
 from shared.blobs.opening import StoreSettings
 
 
@@ -16,6 +17,18 @@ class Settings(StoreSettings, kw_only=True):
     """The container engine for imports of local images; default: the environment's."""
     image_docker: bool = True
     """Whether local images of a container engine may be imported at all."""
+    image_registries: str = ""
+    """Hosts, divided by ``,``, of registries that images may come from; ``http://host``
+    for one without TLS, ``*`` for all."""
+    image_registry_accounts: str | None = None
+    """A file of registries' passwords as container tools keep it: ``{"auths": …}``."""
+    image_builds: bool = False
+    """Whether clients may have Dockerfiles built by the container engine here."""
+    image_build_network: str = "none"
+    """The engine's network for builds."""
+    image_build_memory_bytes: int = 4 * 1024**3
+    image_transfers: str = "/var/lib/dsec/imagesvc/transfers"
+    """Uploads and exports; several imagesvc share it."""
     image_scratch: str = "/var/lib/dsec/imagesvc/scratch"
     """Work in progress of imports into a remote store: room for one image each."""
     image_verify: bool = True
@@ -33,6 +46,11 @@ class Settings(StoreSettings, kw_only=True):
     """Entries of one layer."""
     image_unpacked_bytes_max: int = 256 * 1024**3
     """Data of one image, and what its compressed layers may unpack to."""
+    image_upload_bytes_max: int = 64 * 1024**3
+    image_uploads_bytes_max: int = 256 * 1024**3
+    """Of all uploads that wait to be imported."""
+    image_transfer_keep_s: float = 24 * 3_600.0
+    """How long an untouched upload or export stays."""
     image_names_max: int = 64
     """Names in one environment."""
     image_list_max: int = 10_000
@@ -52,3 +70,8 @@ class Settings(StoreSettings, kw_only=True):
     """Rows of one of their transactions."""
     progress_s: float = 0.5
     """Between two reports of an import's progress."""
+
+    @property
+    def image_allowed(self) -> Allowed:
+        """What clients may import."""
+        return Allowed(self.image_roots, self.image_registries, self.image_builds)

@@ -14,6 +14,7 @@ from services.imagesvc import leases
 from services.imagesvc.environments import Key
 from services.imagesvc.names import ImageName
 from shared.blobs.layout import LayerManifest
+from shared.errors import NotFound
 
 _SELECT = """
 select i.project, i.name, i.tag, i.kind, i.config, i.size_bytes, i.provenance,
@@ -24,6 +25,12 @@ select i.project, i.name, i.tag, i.kind, i.config, i.size_bytes, i.provenance,
          where (il.project, il.name, il.tag) = (i.project, i.name, i.tag)) as layers
   from image i
 """
+_NAMED = "(project, name, tag) = (:project, :name, :tag)"
+_REPLACED = (
+    "on conflict (project, name, tag) do update set kind = excluded.kind, "
+    "config = excluded.config, size_bytes = excluded.size_bytes, "
+    "principal = excluded.principal, provenance = excluded.provenance, created_at = now()"
+)
 
 
 async def images(connection: AsyncConnection, keys: Iterable[Key]) -> dict[Key, ImageInfo]:
@@ -91,11 +98,7 @@ async def register(
             "insert into image "
             "(project, name, tag, kind, config, size_bytes, principal, provenance) "
             "values (:project, :name, :tag, :kind, cast(:config as jsonb), :size, :principal, "
-            "cast(:provenance as jsonb)) "
-            "on conflict (project, name, tag) do update set kind = excluded.kind, "
-            "config = excluded.config, size_bytes = excluded.size_bytes, "
-            "principal = excluded.principal, provenance = excluded.provenance, "
-            "created_at = now()"
+            "cast(:provenance as jsonb)) " + _REPLACED
         ),
         where
         | {
@@ -107,7 +110,7 @@ async def register(
         },
     )
     await connection.execute(
-        text("delete from image_layer where (project, name, tag) = (:project, :name, :tag)"), where
+        text("delete from image_layer where " + _NAMED), where
     )
     await connection.execute(
         text(
@@ -119,11 +122,42 @@ async def register(
     )
 
 
+async def copy(connection: AsyncConnection, source: Key, target: Key, *, principal: str) -> None:
+    """Points ``target`` to what ``source`` means, whatever it pointed to before. Raises
+    ``NotFound`` where ``source`` has gone."""
+    where = _where(target) | {f"s{key}": value for key, value in _where(source).items()}
+    if source == target:
+        return
+    await leases.no_longer_named(connection, _where(target))
+    done = await connection.execute(
+        text(
+            "insert into image "
+            "(project, name, tag, kind, config, size_bytes, principal, provenance) "
+            "select :project, :name, :tag, kind, config, size_bytes, :principal, provenance "
+            "from image "
+            "where (project, name, tag) = (:sproject, :sname, :stag) for share "
+            + _REPLACED
+        ),
+        where | {"principal": principal},
+    )
+    if not done.rowcount:
+        raise NotFound(f"no image {source[1]} in project {source[0]}", field="name")
+    await connection.execute(text("delete from image_layer where " + _NAMED), _where(target))
+    await connection.execute(
+        text(
+            "insert into image_layer (project, name, tag, position, digest) "
+            "select :project, :name, :tag, position, digest from image_layer "
+            "where (project, name, tag) = (:sproject, :sname, :stag)"
+        ),
+        where,
+    )
+
+
 async def remove(connection: AsyncConnection, key: Key) -> bool:
     """Forgets a name; ``False`` where it was not there. Its layers stay for a while."""
     await leases.no_longer_named(connection, _where(key))
     done = await connection.execute(
-        text("delete from image where (project, name, tag) = (:project, :name, :tag)"), _where(key)
+        text("delete from image where " + _NAMED), _where(key)
     )
     return bool(done.rowcount)
 

@@ -21,6 +21,7 @@ from shared.errors import InvalidRequest, Unsupported
 
 BLOCK_BYTES = 512
 XATTR_KEYWORD = "SCHILY.xattr."
+SPARSE_NAME_KEYWORD = "GNU.sparse.name"
 ACL_KEYWORD = "SCHILY.acl."
 TAR_TYPES = {
     tarfile.DIRTYPE: stat.S_IFDIR,
@@ -100,7 +101,8 @@ def open_tar(source: FileRange) -> tarfile.TarFile:
 
 
 def _add(tree: LayerTree, member: tarfile.TarInfo, source: FileRange, field: str) -> None:
-    path = _bytes(member.name)
+    # tarfile lets a long name's record override it where that comes later
+    path = _bytes(member.pax_headers.get(SPARSE_NAME_KEYWORD, member.name))
     if member.islnk():
         tree.link(path, _bytes(member.linkname))
     else:

@@ -6,7 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-from schemas.subjects import AUDIT_READS, GET_GRANTS, GET_VERBS, REQ_GRANTS, cmd
+from schemas.grants import AUDIT_READS, GET_GRANTS, GET_VERBS, REQ_GRANTS
+from schemas.subjects import cmd
 from shared import ids
 from shared.bus import Outgoing
 from tests.integration.auth.conftest import (

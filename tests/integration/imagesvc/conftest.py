@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
@@ -41,6 +42,12 @@ async def infra(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Infra
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def stack(infra: Infra, tmp_path: Path) -> AsyncIterator[Stack]:
+    async with fresh_stack(infra, tmp_path) as made:
+        yield made
+
+
+@asynccontextmanager
+async def fresh_stack(infra: Infra, tmp_path: Path) -> AsyncIterator[Stack]:
     """An empty schema, no commands, a folder of its own."""
     ends = infra.endpoints
     client = await nats.connect(ends.nats_url, user="auth", password=ends.nats_users["auth"])

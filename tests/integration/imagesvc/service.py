@@ -15,6 +15,7 @@ from schemas.image import (
     ImageCreate,
     ImageDelete,
     ImageReply,
+    ImageTag,
     ResolveItem,
     ResolveReply,
     ResolveRequest,
@@ -47,6 +48,7 @@ class Stack:
             progress_s=0.02,
             shutdown_s=5.0,
             image_scratch=f"{self.folder}/scratch",
+            image_transfers=f"{self.folder}/transfers",
             **({"store_url": f"file://{self.folder}/store"} | self.fields),
         )
 
@@ -54,7 +56,7 @@ class Stack:
         """Stores a command; its answer and the progress told before it."""
         inbox = self.client.new_inbox()
         answers = await self.client.subscribe(inbox)
-        verb = "create" if message.create else "delete"
+        verb = "create" if message.create else "delete" if message.delete else "tag"
         await self.client.jetstream().publish(
             cmd("image", verb, message.project), encode(message), headers={HEADER_REPLY: inbox}
         )
@@ -77,9 +79,17 @@ class Stack:
         reply, _ = await self.ask(ImageCommand(project=PROJECT, principal="p", delete=delete))
         return reply
 
-    async def question(self, verb: str, message: Any, type_: Any) -> Any:
-        answer = await self.client.request(rpc("imagesvc", verb), encode(message), timeout=10)
+    async def tag(self, name: str, target: str) -> ImageReply:
+        tag = ImageTag(request_id=ids.new(), name=name, target=target)
+        reply, _ = await self.ask(ImageCommand(project=PROJECT, principal="p", tag=tag))
+        return reply
+
+    async def ask_subject(self, subject: str, message: Any, type_: Any) -> Any:
+        answer = await self.client.request(subject, encode(message), timeout=10)
         return unwrap(answer.data, type_)
+
+    async def question(self, verb: str, message: Any, type_: Any) -> Any:
+        return await self.ask_subject(rpc("imagesvc", verb), message, type_)
 
     async def resolve(self, *names: str, projects: tuple[str, ...] = (PROJECT,)) -> Any:
         request = ResolveRequest(items=[ResolveItem(names=list(names), projects=list(projects))])

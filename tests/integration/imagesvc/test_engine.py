@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import tarfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,24 @@ import docker
 import pytest
 
 from services.imagesvc.engine import DockerEngine
-from services.imagesvc.importer import DockerSource, Importer, ImportRequest, PathSource
+from services.imagesvc.importer import Importer, ImportResult
+from services.imagesvc.layerroot import opened_layer
+from services.imagesvc.names import ImageName
+from services.imagesvc.ociarchive import write_archive
+from services.imagesvc.reading import ImportLimits
+from services.imagesvc.sources import BuildSource, DockerSource, ImportRequest, PathSource
 from shared.blobs.folder import FolderStore
-from shared.errors import NotFound, Unavailable
+from shared.errors import InvalidRequest, NotFound, Unavailable
 from tests.integration.imagesvc.seen import manifest, mounted
-from tests.unit.services.imagesvc.tars import folder, hardlink, member, symlink, tar_bytes
+from tests.integration.imagesvc.test_layers import LAYERED
+from tests.unit.services.imagesvc.tars import (
+    folder,
+    hardlink,
+    member,
+    saved_image,
+    symlink,
+    tar_bytes,
+)
 
 CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
 
@@ -130,3 +144,122 @@ def test_an_engine_image_shows_the_same_files_as_its_container(
     extra = {path.split(b"/")[0] for path in set(theirs) - set(ours)}
     assert extra <= made_by_engine
     assert os.path.exists(exported / "d" / "new")
+
+
+@pytest.fixture
+def base(client: docker.DockerClient) -> Iterator[str]:
+    """A local image to build from."""
+    name = f"dsec-test-{uuid.uuid4().hex}"
+    client.api.import_image_from_data(
+        tar_bytes([member("base", b"b")]), repository=name, tag="1"
+    )
+    yield f"{name}:1"
+    client.images.remove(f"{name}:1", force=True)
+
+
+@pytest.fixture
+def context(base: str, tmp_path: Path) -> Path:
+    """A build of two stages; what its ignore file names must not get in."""
+    made = tmp_path / "context"
+    (made / "sub").mkdir(parents=True)
+    dockerfile = f"FROM {base} AS first\nCOPY . /all\nFROM first\nENV A=b\nCOPY a /last\n"
+    (made / "sub" / "Build").write_text(dockerfile)
+    for name in ("a", "secret", "sub/kept"):
+        (made / name).write_text(name)
+    (made / ".dockerignore").write_text("# not these\nsecret\nsub\n!sub/kept\n")
+    return made
+
+
+def built(store: FolderStore, path: Path, **fields: str) -> ImportResult:
+    importer = Importer(store, engine=DockerEngine())
+    try:
+        return importer.run_blocking(ImportRequest(BuildSource(path, **fields)))
+    finally:
+        importer.close()
+
+
+def test_a_dockerfile_is_built_and_imported(
+    context: Path, store: FolderStore, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    before = {image.id for image in client.images.list(all=True)}
+    result = built(store, context, dockerfile="sub/Build")
+    assert result.config.env["A"] == "b"
+    with mounted(store, result.layers) as root:
+        seen = manifest(root)
+    assert {b"base", b"last", b"all/a", b"all/sub/kept"} <= set(seen)
+    assert b"all/secret" not in seen
+    packed = tmp_path / "context.tar"
+    subprocess.run(["tar", "-C", context, "-cf", packed, "."], check=True)
+    first = built(store, packed, dockerfile="sub/Build", target="first")
+    with mounted(store, first.layers) as root:
+        assert b"last" not in (seen := manifest(root))
+    assert b"all/a" in seen and b"all/secret" not in seen
+    left = {image.id for image in client.images.list(all=True)} - before
+    assert not left, "builds leave no image with the engine"
+
+
+def test_a_build_takes_nothing_from_an_earlier_one(
+    context: Path, base: str, client: docker.DockerClient
+) -> None:
+    """(S09) The engine's cache is shared by all who build; nothing is taken from it."""
+    engine = DockerEngine()
+    ids = [
+        engine.build(context, dockerfile="sub/Build", target=None, tick=lambda done: None)
+        for _ in range(2)
+    ]
+    layers = [client.images.get(one).history() for one in ids]
+    for one in ids:
+        engine.remove(one)
+    made = [{step["Id"] for step in steps if step["Id"] != "<missing>"} for steps in layers]
+    parent = {step["Id"] for step in client.images.get(base).history()}
+    assert not (made[0] & made[1]) - parent
+
+
+def test_a_build_that_fails_says_why_and_leaves_nothing(
+    context: Path, store: FolderStore, client: docker.DockerClient
+) -> None:
+    before = {image.id for image in client.images.list(all=True)}
+    (context / "sub" / "Build").write_text("FROM scratch\nCOPY nowhere /x\n")
+    with pytest.raises(InvalidRequest) as caught:
+        built(store, context, dockerfile="sub/Build")
+    assert caught.value.field == "dockerfile"
+    assert "nowhere" in caught.value.message
+    with pytest.raises(InvalidRequest):
+        built(store, context, dockerfile="none")
+    assert list(store.list()) == []
+    assert {image.id for image in client.images.list(all=True)} <= before
+
+
+def test_the_engine_loads_an_export(
+    store: FolderStore, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    """Deletions, opaque directories and hard links included, as its own export shows."""
+    source = tmp_path / "image.tar"
+    source.write_bytes(saved_image([tar_bytes(layer) for layer in LAYERED], Cmd=["/x"]))
+    importer = Importer(store, limits=ImportLimits(collapse_bytes_max=0))
+    made = importer.run_blocking(ImportRequest(PathSource(source)))
+    importer.close()
+    name = ImageName(f"dsec-test-{uuid.uuid4().hex}", "1")
+    archive = tmp_path / "out.tar"
+    with archive.open("w+b") as out:
+        write_archive(
+            out, made.layers, made.config, name=name, tick=lambda done: None,
+            opened=lambda digest: opened_layer(store, digest, tmp_path, tick=lambda done: None),
+        )  # fmt: skip
+    with archive.open("rb") as file:
+        client.images.load(file)
+    try:
+        container = client.containers.create(str(name), labels={"dsec-test": "imagesvc"})
+        try:
+            exported = b"".join(container.export())
+        finally:
+            container.remove(force=True)
+    finally:
+        client.images.remove(str(name), force=True)
+    with tarfile.open(fileobj=io.BytesIO(exported)) as tar:
+        theirs = {one.name.rstrip("/"): one for one in tar.getmembers()}
+    with mounted(store, made.layers) as root:
+        ours = manifest(root)
+    assert {path.decode() for path in ours} <= set(theirs)
+    assert "d/old" not in theirs and "e/x" not in theirs
+    assert all(theirs[path.decode()].size in (one.size, 0) for path, one in ours.items())

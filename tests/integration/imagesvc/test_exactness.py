@@ -10,23 +10,32 @@ import random
 import socket
 import stat
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from services.imagesvc.importer import Importer, ImportRequest, PathSource
+from schemas.sandbox import ImageConfig
+from services.imagesvc.importer import Importer
+from services.imagesvc.layerroot import opened_layer
+from services.imagesvc.names import ImageName
+from services.imagesvc.ociarchive import write_archive
+from services.imagesvc.sources import ImportRequest, PathSource
 from shared.blobs.folder import FolderStore
 from tests.integration.imagesvc.seen import manifest, mounted
 
 NAMES = st.one_of(
     st.sampled_from([b"a", b"A", b"ab", b"aB", b"-", b"!", b"...", b"\xff\xfe", b"n" * 255]),
     st.binary(min_size=1, max_size=12).filter(
-        lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
+        lambda name: (
+            b"/" not in name and b"\0" not in name and name not in (b".", b"..")
+            and not name.startswith(b".wh.")  # a deletion, in an exported layer
+        )
     ),
 )
 SIZES = st.sampled_from(
@@ -268,3 +277,56 @@ def test_sockets_are_kept(tmp_path: Path, importer: Importer, store: FolderStore
         layers = importer.run_blocking(ImportRequest(PathSource(tree))).layers
     with mounted(store, layers) as root:
         assert manifest(root) == manifest(tree)
+
+
+def _exported(store: FolderStore, layers: list[str], path: Path) -> Path:
+    with path.open("w+b") as out:
+        write_archive(
+            out, layers, ImageConfig(), name=ImageName("x"), tick=lambda done: None,
+            opened=lambda digest: opened_layer(store, digest, path.parent, tick=lambda done: None),
+        )  # fmt: skip
+    return path
+
+
+@settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(tree=st.dictionaries(NAMES, TREES, max_size=8), seed=st.integers(0, 2**32))
+def test_an_exported_tree_is_the_same_tree(tree: dict[bytes, object], seed: int) -> None:
+    """(I16) Links, devices, owners and attributes; sockets alone are left out."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch, "tree")
+        Builder(seed).build(os.fsencode(source), tree)
+        for at, _, names in os.walk(os.fsencode(source)):
+            for name in names:
+                if stat.S_ISSOCK(os.lstat(os.path.join(at, name)).st_mode):
+                    os.unlink(os.path.join(at, name))
+        store = FolderStore(Path(scratch, "store"))
+        importer = Importer(store)
+        made = importer.run_blocking(ImportRequest(PathSource(source)))
+        archive = _exported(store, made.layers, Path(scratch, "out.tar"))
+        again = importer.run_blocking(ImportRequest(PathSource(archive, form="image")))
+        importer.close()
+        with mounted(store, made.layers) as ours, mounted(store, again.layers) as back:
+            assert manifest(back) == manifest(ours)
+
+
+def test_the_holes_of_an_exported_file_take_no_room(
+    tmp_path: Path, importer: Importer, store: FolderStore
+) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    with open(tree / "holes", "wb") as file:
+        file.truncate(3 << 30)
+        file.seek(1 << 30)
+        file.write(b"data in the middle")
+    made = importer.run_blocking(ImportRequest(PathSource(tree)))
+    archive = _exported(store, made.layers, tmp_path / "out.tar")
+    assert archive.stat().st_size < 4 << 20
+    again = importer.run_blocking(ImportRequest(PathSource(archive)))
+    assert again.layers == made.layers
+    with tarfile.open(archive) as whole:
+        layer = max(whole.getmembers(), key=lambda one: one.size)
+        data = whole.extractfile(layer)
+        assert data is not None
+        listed = subprocess.run(["tar", "-tv"], input=data.read(), capture_output=True, check=True)
+    assert f" {3 << 30} ".encode() in listed.stdout
+    assert b" holes" in listed.stdout or b"/holes" in listed.stdout

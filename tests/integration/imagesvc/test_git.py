@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.imagesvc.importer import GitSource, Importer, ImportRequest
+from services.imagesvc.importer import Importer
+from services.imagesvc.sources import GitSource, ImportRequest
 from shared.blobs.folder import FolderStore
 from shared.errors import InvalidRequest, NotFound
 from tests.integration.imagesvc.seen import mounted

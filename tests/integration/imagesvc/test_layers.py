@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.imagesvc.importer import Importer, ImportLimits, ImportRequest, PathSource
+from services.imagesvc.importer import Importer
+from services.imagesvc.reading import ImportLimits
+from services.imagesvc.sources import ImportRequest, PathSource
 from shared.blobs.folder import FolderStore
 from tests.integration.imagesvc.seen import Entry, manifest, mounted
 from tests.unit.services.imagesvc.tars import (

@@ -14,14 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from services.imagesvc.importer import (
-    DockerSource,
-    Importer,
-    ImportLimits,
-    ImportProgress,
-    ImportRequest,
-    PathSource,
-)
+from services.imagesvc.importer import Importer
+from services.imagesvc.meter import ImportProgress
+from services.imagesvc.reading import ImportLimits
+from services.imagesvc.sources import DockerSource, ImportRequest, PathSource
 from shared.blobs.folder import FolderStore
 from shared.erofs import writer as erofs
 from shared.erofs.layertree import Inode, LayerTree, unique_inodes
@@ -254,7 +250,8 @@ def test_a_killed_import_leaves_nothing_after_the_next_start(
         "import os, sys\n"
         "from pathlib import Path\n"
         "from shared.blobs.folder import FolderStore\n"
-        "from services.imagesvc.importer import Importer, ImportRequest, PathSource\n"
+        "from services.imagesvc.importer import Importer\n"
+        "from services.imagesvc.sources import ImportRequest, PathSource\n"
         "def kill(state):\n"
         "    if state.done_bytes > 64 << 20: os.kill(os.getpid(), 9)\n"
         "importer = Importer(FolderStore(Path(sys.argv[1])))\n"

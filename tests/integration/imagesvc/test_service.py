@@ -20,7 +20,8 @@ from schemas.image import (
 from schemas.sandbox import ImageConfig
 from schemas.subjects import cmd
 from services.imagesvc.app import App
-from services.imagesvc.importer import ImportRequest, ImportResult, PathSource
+from services.imagesvc.importer import ImportResult
+from services.imagesvc.sources import ImportRequest, PathSource
 from shared import ids
 from shared.db import Database
 from shared.errors import NotFound

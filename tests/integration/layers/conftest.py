@@ -17,7 +17,8 @@ from devstack.proxy import Proxy
 from services.edge.drivers.base import Layer
 from services.edge.layers.client import LayerService
 from services.edge.layers.mounts import mount_erofs
-from services.imagesvc.importer import Importer, ImportRequest, PathSource
+from services.imagesvc.importer import Importer
+from services.imagesvc.sources import ImportRequest, PathSource
 from shared.blobs.opening import StoreSettings, open_store
 from tests.s3server import S3Server
 

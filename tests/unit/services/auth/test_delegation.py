@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.subjects import GRANTS
+from schemas.grants import GRANTS
 from services.auth.delegation import (
     ENTITIES,
     covers,

@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.subjects import (
-    EXEC_GRANTS,
-    GET_GRANTS,
-    GET_VERBS,
-    GRANTS,
-    REQ_GRANTS,
-    exec_,
-    get,
-    req,
-)  # fmt: skip
+from schemas.grants import BLOB_GRANTS, EXEC_GRANTS, GET_GRANTS, GET_VERBS, GRANTS, REQ_GRANTS
+from schemas.subjects import blob, exec_, get, req
 from services.auth.delegation import FLEET, expand
 from services.auth.permissions import client, node
 from shared.errors import QuotaExceeded
@@ -58,6 +50,10 @@ def test_a_verb_is_open_exactly_where_it_is_granted(
         for read in GET_VERBS.get(grant, ((entity, verb),)):
             assert allowed(permissions.publish, get(project, *read, ME)) == (grant in held)
             assert not allowed(permissions.publish, get(project, *read, OTHER))
+    if grant in BLOB_GRANTS:
+        verb = BLOB_GRANTS[grant]
+        assert allowed(permissions.publish, blob(project, verb, ME)) == (grant in held)
+        assert not allowed(permissions.publish, blob(project, verb, OTHER))
     for opened in EXEC_GRANTS.get(grant, ()):
         expected = any(opened in EXEC_GRANTS[g] for g in held if g in EXEC_GRANTS)
         assert allowed(permissions.publish, exec_(project, "n", "u", opened, ME)) == expected
@@ -68,7 +64,7 @@ def test_a_verb_is_open_exactly_where_it_is_granted(
 def test_nothing_else_is_open(given_: dict[str, list[str]]) -> None:
     permissions = client(ME, "home", given_, max_subjects=10_000)
     kinds = {tuple(s.split(".")[:2]) for s in permissions.publish}
-    assert kinds <= {("dsec", "req"), ("dsec", "get"), ("dsec", "exec")}
+    assert kinds <= {("dsec", "req"), ("dsec", "get"), ("dsec", "exec"), ("dsec", "blob")}
     assert {s.split(".")[3] for s in permissions.publish} <= {*given_, "home"}
     assert get("home", "whoami", "get", ME) in permissions.publish
     for closed in (

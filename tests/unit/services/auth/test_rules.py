@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.grants import GRANTS
 from schemas.iam import Limits
-from schemas.subjects import GRANTS
 from services.auth import rules
 from services.auth.delegation import holds
 from shared.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded

@@ -12,8 +12,9 @@ import pytest
 import zstandard
 
 from schemas.sandbox import ImageConfig
-from services.imagesvc.archive import ArchiveImage, DirectoryMembers, TarMembers, find_image
+from services.imagesvc.archive import DirectoryMembers, TarMembers, find_image
 from services.imagesvc.imageconfig import parse_config
+from services.imagesvc.ociimage import ArchiveImage
 from services.imagesvc.spool import Spool
 from services.imagesvc.tarlayer import FileRange
 from shared.errors import DsecError, InvalidRequest, NotFound, Unsupported

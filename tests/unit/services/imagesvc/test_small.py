@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.imagesvc.importer import DockerSource, PathSource, is_small
+from services.imagesvc.sources import DockerSource, PathSource, is_small
 
 
 def test_only_what_is_seen_to_be_small_is_small(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Grants, and what each opens on the bus.
+
+Owns: every grant there is. Does not own: subjects (:mod:`schemas.subjects`), who holds
+which and the permissions made of them (services/auth).
+"""
+
+from __future__ import annotations
+
+EXEC_GRANTS: dict[str, tuple[str, ...]] = {
+    "sandbox.exec": ("exec", "io", "info", "connect"),
+    "sandbox.connect": ("connect", "io", "info"),
+    "sandbox.files": (
+        "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",
+        "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
+    ),
+    "sandbox.get": ("info",),
+    "sandbox.trajectory": ("trajectory",),
+    "sandbox.set_policy": ("policy", "info"),
+}  # fmt: skip
+"""Which exec verbs a grant opens."""
+
+BLOB_GRANTS: dict[str, str] = {"image.create": "put", "image.export": "get"}
+"""Which transfer verb a grant opens."""
+
+REQ_GRANTS: frozenset[str] = frozenset(
+    {
+        "sandbox.create", "sandbox.stop", "sandbox.pause", "sandbox.resume",
+        "sandbox.set_timeout", "sandbox.snapshot", "sandbox.fork",
+        "sandbox.report", "job.open", "job.renew",
+        "project.create", "project.delete", "key.create", "key.delete",
+        "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
+        "image.tag", "node.cordon", "node.uncordon", "node.drain",
+    }
+)  # fmt: skip
+GET_GRANTS: frozenset[str] = frozenset(
+    {
+        "sandbox.get", "sandbox.list", "sandbox.trajectory", "job.list", "project.list",
+        "key.list", "grant.list", "quota.get",
+        "image.get", "image.list", "image.export", "node.list", "audit.read",
+    }
+)  # fmt: skip
+AUDIT_READS = ("list", "rules", "dry_run", "verify", "suggest")
+GET_VERBS: dict[str, tuple[tuple[str, str], ...]] = {
+    "audit.read": tuple(("audit", verb) for verb in AUDIT_READS),
+}
+"""Grants whose read subjects are spelled otherwise; all others are entity.verb."""
+
+GRANTS: frozenset[str] = REQ_GRANTS | GET_GRANTS | frozenset(EXEC_GRANTS)
+"""Every grant there is."""
+
+WHOAMI = ("whoami", "get")
+"""A read that every client may do in its own project."""
