@@ -22,7 +22,7 @@ from services.edge.egress.kernelmaps import Denial, Event, Kernel
 from services.edge.egress.namespaces import Uplink, open_inside
 from services.edge.egress.resolver import Resolver
 from services.edge.policy.reach import Reach
-from shared.errors import DsecError, Unavailable
+from shared.errors import CapacityExhausted, DsecError, Unavailable
 from shared.policies import Policy
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,10 @@ class Egress:
                 inside, reach, kernel=kernel, uplink=self._uplink, resolver=self._resolver,
                 tell=lambda refused: self._refused(uid, refused),
             )  # fmt: skip
+        except OSError as err:
+            inside.close()
+            text = f"no room for network rules: {err.strerror}"
+            raise CapacityExhausted(text, field="network_rules") from err
         except BaseException:
             inside.close()
             raise
