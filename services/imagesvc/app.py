@@ -16,7 +16,7 @@ from services.imagesvc.engine import DockerEngine
 from services.imagesvc.handlers import Handlers
 from services.imagesvc.importer import Importer, ImportLimits
 from services.imagesvc.settings import Settings
-from services.imagesvc.snapshots import Snapshots
+from services.imagesvc.snapshots import Snapshots, scrub_rules
 from shared.blobs.opening import open_store
 from shared.bus import Bus
 from shared.consumer import BatchConsumer
@@ -52,9 +52,9 @@ class App:
             ),
             verify=settings.image_verify,
         )
-        self.handlers = Handlers(
-            settings, self.bus, self.db, self.importer, Snapshots(self.bus, self.blobs)
-        )
+        rules = scrub_rules(settings.image_scrub)
+        snapshots = Snapshots(self.bus, self.blobs, scrub=rules)
+        self.handlers = Handlers(settings, self.bus, self.db, self.importer, snapshots)
         self.quick = BatchConsumer(self.bus, durable("imagesvc_quick"), self.handlers.commands)
         # one import each: a long one holds up no other
         self.imports = [
