@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from schemas.hotset import HotSetQuery
 from schemas.image import BlobGet, BlobPut, ImageExport, ImageQuery, ResolveRequest
 from schemas.subjects import blob, durable, rpc
 from services.imagesvc import store
+from services.imagesvc.accesses import Accesses
 from services.imagesvc.collector import Collector
 from services.imagesvc.engine import DockerEngine
 from services.imagesvc.exports import Exports
@@ -82,6 +84,10 @@ class App:
             BatchConsumer(self.bus, durable("imagesvc_snapshots"), self.handlers.commands)
             for _ in range(settings.image_commands)
         ]
+        self.accesses = Accesses(self.bus, self.db)
+        self.traces = BatchConsumer(
+            self.bus, durable("imagesvc_accesses"), self.accesses.record
+        )
         self.health = Health("imagesvc")
         self.collecting = Periodic(
             "collect layers", self.collector.collect, every_s=settings.image_gc_s, at_once=False
@@ -92,6 +98,7 @@ class App:
         )
         self.bus.answer(rpc("imagesvc", "images"), ImageQuery, self.handlers.images, queue=QUEUE)
         self.bus.answer(rpc("imagesvc", "export"), ImageExport, self.transfers.export, queue=QUEUE)
+        self.bus.answer(rpc("imagesvc", "hot_set"), HotSetQuery, self.accesses.hot_set, queue=QUEUE)
         self.bus.answer(blob("*", "put", "*"), BlobPut, self.transfers.put, queue=QUEUE)
         self.bus.answer(blob("*", "get", "*"), BlobGet, self.transfers.get, queue=QUEUE)
 
@@ -125,7 +132,7 @@ class App:
 
     @property
     def _consumers(self) -> Sequence[BatchConsumer]:
-        return (self.quick, *self.imports, *self.snapshots)
+        return (self.quick, self.traces, *self.imports, *self.snapshots)
 
     async def _check_imports(self) -> None:
         if not self.handlers.busy:  # nothing is fetched during an import
