@@ -93,6 +93,9 @@ class App:
             "collect layers", self.collector.collect, every_s=settings.image_gc_s, at_once=False
         )
         self.pruning = Periodic("prune requests", self.prune, every_s=settings.image_prune_s)
+        self._answer()
+
+    def _answer(self) -> None:
         self.bus.answer(
             rpc("imagesvc", "resolve"), ResolveRequest, self.handlers.resolve, queue=QUEUE
         )
