@@ -22,7 +22,7 @@ missing_packages() {
   fi
   for entry in iptables:iptables ip:iproute2 ps:procps mkfs.erofs:erofs-utils gcc:gcc \
     make:make mmdebstrap:mmdebstrap patch:patch xz:xz-utils musl-gcc:musl-tools \
-    aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu clang:clang; do
+    aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu clang:clang apparmor_parser:apparmor; do
     command -v "${entry%%:*}" >/dev/null || echo "${entry#*:}"
   done
   [[ -e /usr/include/stdio.h ]] || echo libc6-dev

@@ -83,12 +83,8 @@ class Edge:
         self.violations = Teller(
             node=settings.node, epoch=self.epoch, link=self.link, now=clock.now
         )
-        made = drivers(settings)
-        for driver in made.values():
-            if (enforcing := offered(driver, Enforcing)) is not None:
-                enforcing.report_to(self.violations.tell)
         self.supervisor = Supervisor(
-            made, journal=self.journal, observer=self.observer,
+            told(drivers(settings), self.violations), journal=self.journal, observer=self.observer,
             locator=locator(settings.store_url, layers), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
@@ -183,6 +179,14 @@ class Edge:
             await bus.close()
         except Exception as exc:  # it may be closed already
             log.debug("closing the bus: %r", exc)
+
+
+def told(made: dict[str, Driver], teller: Teller) -> dict[str, Driver]:
+    """The drivers, those that deny things telling ``teller``."""
+    for driver in made.values():
+        if (enforcing := offered(driver, Enforcing)) is not None:
+            enforcing.report_to(teller.tell)
+    return made
 
 
 def drivers(settings: Settings) -> dict[str, Driver]:

@@ -20,6 +20,7 @@ from shared.policies.network import NetworkRule, parse
 from shared.policies.presets import PRESETS
 
 MAX_NETWORK_RULES = 1024
+NOTHING = Policy()
 REQUIRED = re.compile(r"^(network|files|processes|resources)(\.[a-z_]+)?$(?!\n)")
 _PARTS: Mapping[str, frozenset[str]] = {
     "files": frozenset(TREES),
@@ -37,6 +38,8 @@ def read(
     """The policy of a sandbox: ``network_rules`` count for more than the document's own;
     of ``require`` what names parts of a policy is added. Raises ``InvalidRequest`` or
     ``Unsupported`` naming the field."""
+    if not document and not network_rules and not require:
+        return NOTHING  # nearly every sandbox
     given = _typed(document or {})
     base = PRESETS[given.preset] if given.preset else PolicyDocument()
     name = given.stage

@@ -56,15 +56,8 @@ class Reach:
     def __init__(self, rules: Sequence[NetworkRule], services: Mapping[str, Sequence[str]]) -> None:
         blocks = [r for r in rules if r.block is not None and r.protocol != "udp"]
         self._denied = [r for r in blocks if not r.allow]
-        self.entries = _entries(blocks)
-        self._by_length: dict[tuple[int, int], dict[int, Entry]] = {}
-        for entry in self.entries:
-            key = (entry.block.version, entry.block.prefixlen)
-            self._by_length.setdefault(key, {})[int(entry.block.network_address)] = entry
-        self._lengths = {
-            v: sorted((n for version, n in self._by_length if version == v), reverse=True)
-            for v in (4, 6)
-        }
+        self._blocks = _Blocks()
+        self.entries = _entries(blocks, self._blocks)
         self._names = _names(rules, services)
 
     @property
@@ -74,13 +67,7 @@ class Reach:
 
     def entry(self, address: Address) -> Entry | None:
         """The most specific entry that holds ``address``."""
-        number = int(address)
-        for length in self._lengths[address.version]:
-            shift = address.max_prefixlen - length
-            found = self._by_length[address.version, length].get(number >> shift << shift)
-            if found is not None:
-                return found
-        return None
+        return self._blocks.holding(address)
 
     def address(self, address: Address, port: int) -> Verdict:
         """What counts for an address on its own, whatever its name."""
@@ -148,11 +135,37 @@ class Reach:
         return Entry(ipaddress.ip_network(address), unique)
 
 
+class _Blocks:
+    """Entries by the length of their prefix: one look for each length there is."""
+
+    def __init__(self) -> None:
+        self._by_length: dict[tuple[int, int], dict[int, Entry]] = {}
+        self._lengths: dict[int, list[int]] = {4: [], 6: []}
+
+    def add(self, entry: Entry) -> None:
+        """Entries come with the shortest prefix first."""
+        version, length = entry.block.version, entry.block.prefixlen
+        if (version, length) not in self._by_length:
+            self._by_length[version, length] = {}
+            self._lengths[version].insert(0, length)
+        self._by_length[version, length][int(entry.block.network_address)] = entry
+
+    def holding(self, address: Address) -> Entry | None:
+        """The most specific entry that holds ``address``."""
+        number = int(address)
+        for length in self._lengths[address.version]:
+            shift = address.max_prefixlen - length
+            found = self._by_length[address.version, length].get(number >> shift << shift)
+            if found is not None:
+                return found
+        return None
+
+
 def _holds(block: Block, address: Address) -> bool:
     return block.version == address.version and address in block
 
 
-def _entries(rules: Sequence[NetworkRule]) -> list[Entry]:
+def _entries(rules: Sequence[NetworkRule], found: _Blocks) -> list[Entry]:
     own: dict[Block, list[PortRule]] = {}
     for rule in sorted(rules, key=lambda r: r.allow):  # of equals the one that denies
         assert rule.block is not None
@@ -163,18 +176,14 @@ def _entries(rules: Sequence[NetworkRule]) -> list[Entry]:
         own.setdefault(block, []).append(PortRule(*ALL_PORTS, False, PRIVATE_RANGE))
     for block in NEVER:
         own[block] = [PortRule(*ALL_PORTS, False, FORBIDDEN)]
-    done: dict[Block, Entry] = {}
+    done: list[Entry] = []
     for block in sorted(own, key=lambda b: b.prefixlen):
-        parents = [
-            e
-            for b, e in done.items()
-            if b.version == block.version and block.subnet_of(b)  # type: ignore[arg-type]
-        ]
-        parent = max(parents, key=lambda e: e.block.prefixlen, default=None)
-        done[block] = Entry(
-            block, _reached([*own[block], *(parent.ports if parent else ())], block)
-        )
-    return list(done.values())
+        parent = found.holding(block.network_address)
+        inherited = parent.ports if parent else ()
+        entry = Entry(block, _reached([*own[block], *inherited], block))
+        found.add(entry)
+        done.append(entry)
+    return done
 
 
 def _reached(rules: list[PortRule], block: Block) -> tuple[PortRule, ...]:
