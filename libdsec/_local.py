@@ -71,19 +71,19 @@ async def upload(
     async def chunks() -> AsyncIterator[bytes]:
         report.back()
         source.seek(0)
-        before = left, _ = _state(source)
+        before = left, _ = state_of(source)
         while data := await asyncio.to_thread(source.read, min(CHUNK_BYTES, left)):
             left -= len(data)
             yield data
             report(len(data))
-        if _state(source) != before:
+        if state_of(source) != before:
             name = str(source.name)
             raise FileChanged(f"{name} changed while it was copied", path=name)
 
     return await persistent(lambda: calls.input("file_write", remote, chunks, **facts))
 
 
-def _state(source: BinaryIO) -> tuple[int, int]:
+def state_of(source: BinaryIO) -> tuple[int, int]:
     """Size, and time of the last change."""
     facts = os.fstat(source.fileno())
     return facts.st_size, facts.st_mtime_ns
@@ -116,12 +116,18 @@ async def download(
     return count
 
 
-def _beside(target: Path) -> Path:
-    """A free name next to ``target``, whose place may be taken by a file or a link only."""
+def regular_or_free(target: Path) -> None:
+    """Raises ``NotARegularFile`` where the place is taken by something that no file may
+    replace."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         mode = target.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
             raise NotARegularFile(f"{target} is no regular file", path=str(target))
+
+
+def _beside(target: Path) -> Path:
+    """A free name next to ``target``, whose place may be taken by a file or a link only."""
+    regular_or_free(target)
     return target.with_name(f".{_ids.new()}.part")  # the name itself may be of full length
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-from libdsec import _local, _trees, _workspace
+from libdsec import _local, _resume, _trees, _workspace
 from libdsec._filecalls import FileCalls, each, info_of, persistent
 from libdsec._local import OnBytes, Taken
 from libdsec._trees import OutsideLinks
@@ -205,13 +205,17 @@ class Files:
         *,
         user: str | None = None,
         mode: int | None = None,
+        resume: bool = False,
         on_progress: OnBytes | None = None,
     ) -> int:
         """Copies a local file into the sandbox in chunks. Bytes written; the mode is
         the local file's unless given. It goes on where it was after a broken connection
-        or a restart of the node's service."""
+        or a restart of the node's service. With ``resume`` a call that failed leaves what it
+        sent in a part (``.….dsec-part``) beside ``remote``, and the next call with it goes
+        on from there, as long as the local file is the same and unchanged."""
+        copy = _resume.upload if resume else _local.upload
         with _local.open_regular(Path(local), follow=True) as source:
-            return await _local.upload(
+            return await copy(
                 self._calls, source, remote, user=user, mode=mode, report=Taken(on_progress)
             )
 
@@ -221,12 +225,16 @@ class Files:
         local: LocalPath,
         *,
         user: str | None = None,
+        resume: bool = False,
         on_progress: OnBytes | None = None,
     ) -> int:
         """Copies a file out of the sandbox in chunks. The local file appears only
         when it is complete. Bytes read. After a restart of the node's service it goes on
-        where it was if the file is unchanged, and begins again if not."""
-        return await _local.download(
+        where it was if the file is unchanged, and begins again if not. With ``resume`` so
+        does a later call after one that failed, from a part (``.….dsec-part``) beside
+        ``local``."""
+        copy = _resume.download if resume else _local.download
+        return await copy(
             self._calls, remote, Path(local), user=user, report=Taken(on_progress)
         )
 

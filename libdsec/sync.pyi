@@ -304,10 +304,10 @@ class Files:
     def diff(self, path: str='.', *, base: str='HEAD', user: str | None=None, limit_bytes: int=DIFF_LIMIT_BYTES) -> bytes:
         ...
 
-    def upload(self, local: LocalPath, remote: str, *, user: str | None=None, mode: int | None=None, on_progress: OnBytes | None=None) -> int:
+    def upload(self, local: LocalPath, remote: str, *, user: str | None=None, mode: int | None=None, resume: bool=False, on_progress: OnBytes | None=None) -> int:
         ...
 
-    def download(self, remote: str, local: LocalPath, *, user: str | None=None, on_progress: OnBytes | None=None) -> int:
+    def download(self, remote: str, local: LocalPath, *, user: str | None=None, resume: bool=False, on_progress: OnBytes | None=None) -> int:
         ...
 
     def upload_tree(self, local: LocalPath, remote: str, *, user: str | None=None, exclude: Sequence[str]=(), skip_same: bool=True, on_progress: OnBytes | None=None) -> TreeCopy:

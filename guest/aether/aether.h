@@ -264,7 +264,7 @@ void op_write_stdin(struct op *op);
 void op_pump(struct op *op);
 bool op_awaits_process(const struct op *op);
 void op_close_lent(struct op *op);
-void op_drain(struct op *op);
+bool op_drain(struct op *op);
 void op_refuse(uint32_t id, const char *code, const char *field, const char *message);
 void op_input(struct op *op, const uint8_t *p, size_t n);
 void op_input_end(struct op *op);

@@ -327,8 +327,10 @@ void op_tick(struct op *op, uint64_t now)
     if (pty_waits(op) || op_waits(op, now)) {
         op->drain_idle = now + DRAIN_IDLE_NS;
         op->drain_end = now + DRAIN_MAX_NS;
-    } else if (!ended && !op->file)
-        ended = now >= op->drain_idle || now >= op->drain_end;
+    } else if (!ended && !op->file) {
+        /* quiet is what was looked at: room may be there only since this turn began */
+        ended = now >= op->drain_end || (now >= op->drain_idle && !op_drain(op));
+    }
     if (ended && tree_gone)
         op_finish(op);
 }

@@ -79,15 +79,18 @@ void op_close_lent(struct op *op)
     }
 }
 
-/* What a process wrote before it ended is there, and mostly the end of it. */
-void op_drain(struct op *op)
+/* Reads what is there, which after a process's end is mostly all; whether anything was. */
+bool op_drain(struct op *op)
 {
+    bool any = false;
     for (int k = 0; k < 2; k++) {
         struct outstream *s = &op->out[k];
         uint64_t before = s->total - 1;
         for (int i = 0; i < DRAIN_READS && s->fd >= 0 && s->total != before; i++) {
             before = s->total;
             op_read(op, k);
+            any |= s->total != before;
         }
     }
+    return any;
 }

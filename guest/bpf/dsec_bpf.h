@@ -10,7 +10,6 @@
 #define inline_always static inline __attribute__((always_inline))
 #define __uint(name, value) int (*name)[value]
 #define __type(name, value) typeof(value) *name
-#define __array(name, value) typeof(value) *name[]
 #define htons(x) ((__u16)__builtin_bswap16(x))
 #define htonl(x) ((__u32)__builtin_bswap32(x))
 

@@ -29,7 +29,7 @@
 enum { CONNECT = 1, SEND };
 
 struct sandbox { __u64 denied, untold, tokens, refilled; };
-struct address { __u32 length; __u8 bytes[16]; };
+struct address { __u32 length, policy; __u8 bytes[16]; };
 struct port_rule { __u16 low, high; __u8 allow, pad; __u16 rule; };
 struct ports { __u32 count, pad; struct port_rule rules[PORT_RULES]; };
 struct origin { __u8 bytes[16]; __u16 port, family; __u32 pid; };
@@ -50,19 +50,22 @@ struct {
     __type(value, struct sandbox);
 } sandboxes SEC(".maps");
 
-struct policy {
-    __uint(type, BPF_MAP_TYPE_LPM_TRIE);
-    __uint(max_entries, 65536);
-    __uint(map_flags, BPF_F_NO_PREALLOC);
-    __uint(key_size, sizeof(struct address));
-    __uint(value_size, sizeof(struct ports));
-};
-
+/* Rules of all policies in one trie, told apart by the number that comes first: a map of
+ * maps would make every change wait for the kernel's readers, some ten milliseconds. */
 struct {
-    __uint(type, BPF_MAP_TYPE_HASH_OF_MAPS);
+    __uint(type, BPF_MAP_TYPE_LPM_TRIE);
+    __uint(max_entries, 262144);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, struct address);
+    __type(value, struct ports);
+} rules SEC(".maps");
+
+/* Which policy is in force: other rules are made under another number, then that changes. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, 16384);
     __type(key, __u64);
-    __array(values, struct policy);
+    __type(value, __u32);
 } policies SEC(".maps");
 
 struct {
@@ -153,14 +156,15 @@ inline_always int is_resolver(const __u8 *a, __u16 port)
 /* 1: allowed. `some`: whether any port of the address is. */
 inline_always int judge(__u64 netns, const __u8 *a, __u16 port, __u32 *rule, int *some)
 {
-    struct address key = {.length = 128};
-    void *policy = map_lookup(&policies, &netns);
+    struct address key = {.length = 32 + 128};
+    __u32 *policy = map_lookup(&policies, &netns);
     int verdict = 0, met = 0;
     *rule = policy ? DEFAULT_RULE : NO_POLICY;
     if (!policy)
         return 0;
+    key.policy = *policy;
     __builtin_memcpy(key.bytes, a, 16);
-    struct ports *p = map_lookup(policy, &key);
+    struct ports *p = map_lookup(&rules, &key);
     if (!p)
         return 0;
 #pragma unroll

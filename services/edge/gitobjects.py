@@ -90,13 +90,17 @@ class Pack:
         offsets = ids + count * (ID_BYTES + 4)
         large = offsets + count * 4
         self.offsets: dict[bytes, int] = {}
+        larges = 0
         for number in range(count):
             at = ids + number * ID_BYTES
             offset = struct.unpack_from(">I", idx, offsets + number * 4)[0]
             if offset & _LARGE_OFFSET:
+                larges += 1
                 place = large + (offset & ~_LARGE_OFFSET) * 8
                 offset = struct.unpack_from(">Q", idx, place)[0]
             self.offsets[idx[at : at + ID_BYTES]] = offset
+        if len(idx) != large + larges * 8 + 2 * ID_BYTES:
+            raise ValueError("an index of another size, or with ids of SHA-256")
 
     def read(self, id: bytes) -> Object:
         """An object, its deltas applied. Raises ``KeyError`` where it is not here."""

@@ -29,7 +29,7 @@ SYMBOLIC_MAX = 8
 _MARKS = (b"HEAD", b"refs", b"packed-refs", b"index", b"logs")
 _ALWAYS = (b"logs", b"ORIG_HEAD", b"FETCH_HEAD")
 _DERIVED = (b"commit-graph", b"commit-graphs")
-_ID_DIGITS = 40
+_ID_DIGITS, _LONG_ID_DIGITS = 40, 64
 
 Below = Callable[[bytes], bytes | None]
 """What the sandbox sees at a path that the tree does not have; ``None``: nothing."""
@@ -120,6 +120,8 @@ class _Repository:
         for first, folder in objects.children.items() if objects is not None else ():
             if len(first) == 2 and folder.is_dir:
                 for rest, inode in folder.children.items():
+                    if len(rest) == _LONG_ID_DIGITS - 2:
+                        raise ValueError("its ids are of SHA-256")
                     if inode.is_regular and len(rest) == _ID_DIGITS - 2:
                         with contextlib.suppress(ValueError):
                             self.loose[bytes.fromhex((first + rest).decode())] = (folder, rest)

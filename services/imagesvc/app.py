@@ -21,7 +21,7 @@ from services.imagesvc.importer import Importer
 from services.imagesvc.reading import ImportLimits
 from services.imagesvc.registry import Registries
 from services.imagesvc.settings import Settings
-from services.imagesvc.snapshots import Snapshots
+from services.imagesvc.snapshots import Snapshots, scrub_rules
 from services.imagesvc.transfers import Transfers
 from services.imagesvc.uploads import Uploads
 from shared.blobs.opening import open_store
@@ -67,7 +67,10 @@ class App:
         )  # fmt: skip
         self.handlers = Handlers(
             settings, self.bus, self.db, importer=self.importer, uploads=self.uploads,
-            snapshots=Snapshots(self.bus, self.blobs), discard=self.collector.discard,
+            snapshots=Snapshots(
+                self.bus, self.blobs, scrub=scrub_rules(settings.image_scrub)
+            ),
+            discard=self.collector.discard,
         )  # fmt: skip
         self.exports = Exports(
             self.blobs, transfers / "exports", keep_s=settings.image_transfer_keep_s,

@@ -31,6 +31,9 @@ class Settings(StoreSettings, kw_only=True):
     """Uploads and exports; several imagesvc share it."""
     image_scratch: str = "/var/lib/dsec/imagesvc/scratch"
     """Work in progress of imports into a remote store: room for one image each."""
+    image_scrub: str = "{}"
+    """What a scrub leaves out besides, as JSON: project → absolute paths with ``*`` and
+    ``**``. It holds in the project and all below it."""
     image_verify: bool = True
     """Mount and compare every new layer: needs root and a kernel with EROFS."""
 

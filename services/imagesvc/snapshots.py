@@ -13,14 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import msgspec
 
 from schemas.exec import PackReply, PackRequest, UploadTarget
-from schemas.image import ImageCommand, LayerProvenance, Origin, OriginQuery, SnapshotCreate
+from schemas.image import (
+    ImageCommand,
+    LayerProvenance,
+    Origin,
+    OriginQuery,
+    ScrubPattern,
+    SnapshotCreate,
+)
 from schemas.sandbox import ImageConfig
 from schemas.subjects import rpc
 from services.imagesvc import edges
@@ -29,7 +36,7 @@ from shared import ids
 from shared.blobs.base import BlobStore, Incoming
 from shared.blobs.layout import LayerManifest
 from shared.bus import Bus
-from shared.errors import Internal, Unsupported
+from shared.errors import Internal, InvalidRequest, Unsupported
 
 SNAPSHOTS = "snapshot"
 """Names of snapshots that were given none: ``snapshot/<request id>``."""
@@ -55,9 +62,12 @@ def name_of(snapshot: SnapshotCreate) -> ImageName:
 class Snapshots:
     """Takes snapshots into ``blobs``."""
 
-    def __init__(self, bus: Bus, blobs: BlobStore) -> None:
+    def __init__(
+        self, bus: Bus, blobs: BlobStore, *, scrub: Mapping[str, Sequence[str]]
+    ) -> None:
         self._bus = bus
         self._blobs = blobs
+        self._scrub = scrub
 
     async def take(self, command: ImageCommand, asked: SnapshotCreate, keep: Keep) -> Snapshot:
         """``keep`` is told of the layers before the new one is stored. Raises what is
@@ -74,7 +84,7 @@ class Snapshots:
         place = self._blobs.incoming()
         incoming = await asyncio.to_thread(place.__enter__)
         try:
-            reply = await self._packed(origin, command.project, asked, incoming)
+            reply = await self._packed(origin, command, asked, incoming)
             made = _manifest(reply)
             await keep([*parents, made])
             stored = await asyncio.to_thread(self._blobs.adopt, made, incoming)
@@ -84,14 +94,33 @@ class Snapshots:
         return Snapshot([*parents, stored], origin.resolved.image, provenance)
 
     async def _packed(
-        self, origin: Origin, project: str, asked: SnapshotCreate, incoming: Incoming
+        self, origin: Origin, command: ImageCommand, asked: SnapshotCreate, incoming: Incoming
     ) -> PackReply:
         folder = None if incoming.folder is None else str(incoming.folder)
         request = PackRequest(
             op_id=ids.new(), target=UploadTarget(folder=folder, urls=dict(incoming.urls)),
-            scrub=asked.scrub, remove=asked.remove,
+            scrub=asked.scrub, remove=left_out(asked, command.projects, self._scrub),
         )  # fmt: skip
-        return await edges.pack(self._bus, origin, project, request)
+        return await edges.pack(self._bus, origin, command.project, request)
+
+
+def scrub_rules(text: str) -> dict[str, list[str]]:
+    """The setting ``image_scrub``. Raises ``InvalidRequest``."""
+    try:
+        rules = msgspec.json.decode(text, type=dict[str, list[ScrubPattern]])
+    except msgspec.DecodeError as error:
+        text = f"DSEC_IMAGE_SCRUB: {error}"
+        raise InvalidRequest(text, field="image_scrub") from error
+    return rules
+
+
+def left_out(
+    asked: SnapshotCreate, projects: Sequence[str], rules: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """What to leave out besides residue: what the caller names, and in a scrub what the
+    project and those above it do."""
+    given = projects if asked.scrub else ()
+    return [*asked.remove, *(pattern for one in given for pattern in rules.get(one, ()))]
 
 
 def _leave(place: AbstractContextManager[Incoming]) -> None:

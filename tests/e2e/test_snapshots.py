@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -240,3 +245,32 @@ async def test_a_pack_of_what_ends_meanwhile_is_whole_or_has_no_name(
     else:  # the copy was made before its end
         async with await containers.restore(layer) as restored:
             assert await said(restored, "sha256sum /large") == digest
+
+
+async def test_the_command_line_does_the_same(
+    container_system: LocalSystem, containers: DSecClient, sandbox: Sandbox
+) -> None:
+    env = os.environ | {
+        "DSEC_URL": container_system.url, "DSEC_API_KEY": container_system.admin_key,
+        "DSEC_PROJECT": container_system.project,
+    }  # fmt: skip
+
+    async def dsec(*argv: str) -> Any:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "libdsec", *argv, "--json", env=env, stdout=subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 0, argv
+        return json.loads(out)
+
+    await sandbox.exec("echo c > /cli", check=True)
+    packed = await dsec("pack-diff", sandbox.id, "by-cli:1", "--no-scrub")
+    assert (packed["name"], packed["removed"]) == ("by-cli:1", [])
+    kept = await dsec("snapshot", sandbox.id)
+    assert kept["sandbox"] == sandbox.uid
+    made = [*await dsec("restore", kept["name"]), *await dsec("fork", sandbox.id, "1")]
+    try:
+        for row in made:
+            assert await said(await containers.get(row["id"]), "cat /cli") == "c\n"
+    finally:
+        await containers.stop_many([row["id"] for row in made])

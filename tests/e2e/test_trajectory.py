@@ -19,6 +19,7 @@ import libdsec.sync
 from libdsec import (
     DSecClient,
     DSecContainerRunArgs,
+    DSecRunArgs,
     FastForward,
     FileNotFound,
     InvalidRequest,
@@ -29,6 +30,7 @@ from libdsec.errors import Conflict, Divergence
 from services.local import LocalSystem
 from tests.e2e.conftest import open_client, until
 
+REPOSITORY = Path(__file__).parents[2]
 ARGS = DSecContainerRunArgs(
     container_image="py:3.11", memory_limit_mb=128, cpu_cores_limit=0.5, init_user="root",
     labels={"suite": "trajectory"},
@@ -183,6 +185,57 @@ async def test_a_tree_has_one_place(containers: DSecClient, tmp_path: Path) -> N
         assert not await sandbox.files.exists("/t/3")
 
 
+async def rollout(client: DSecClient) -> tuple[bytes, int]:
+    """A trainer's loop over one sandbox of a job: what it did, and how much of that again."""
+    args = DSecRunArgs(backend="fake", cpu_cores_limit=0.1, memory_limit_mb=16)
+    async with client.job("forward") as job:
+        sandbox = await job.create(args, key="prompt-1")
+        async with sandbox.fast_forward() as steps:
+            for number in range(6):
+                await steps.exec(f"echo {number} >> /n; sleep 0.2")
+                print(number, flush=True)
+            return await steps.files.read("/n"), steps.replayed
+
+
+TRAINER = """
+import asyncio
+from libdsec import DSecClient
+from tests.e2e.test_trajectory import rollout
+
+async def main():
+    async with DSecClient() as client:
+        await rollout(client)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_trainer_goes_on_where_it_was(
+    fake_system: LocalSystem, client: DSecClient
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", TRAINER, stdout=subprocess.PIPE, cwd=REPOSITORY,
+        env=environment_of(fake_system),
+    )  # fmt: skip
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        while await process.stdout.readline() != b"2\n":
+            assert process.returncode is None
+    process.kill()
+    await process.wait()
+    done, again = await rollout(client)
+    assert done == b"0\n1\n2\n3\n4\n5\n"
+    assert 3 <= again <= 4
+    await client.jobs.stop("forward")
+
+
+def environment_of(system: LocalSystem) -> dict[str, str]:
+    return {
+        **os.environ, "DSEC_URL": system.url, "DSEC_API_KEY": system.admin_key,
+        "DSEC_PROJECT": system.project,
+    }  # fmt: skip
+
+
 async def test_the_log_outlives_its_sandbox(containers: DSecClient) -> None:
     async with sandbox_of(containers) as sandbox:
         await sandbox.exec("echo one; echo two >&2; exit 7", env={"A": "b"}, cwd="/tmp")
@@ -201,7 +254,7 @@ async def test_the_log_outlives_its_sandbox(containers: DSecClient) -> None:
     assert first.request is not None
     assert (first.request["env"], first.request["cwd"]) == ({"A": "b"}, "/tmp")
     kept = len(second.result.stdout)
-    assert kept > 100_000 and kept + second.result.truncated[0] == 1_000_000
+    assert kept == 1 << 20 and kept + second.result.truncated[0] == 3_000_000
     assert third.command == "file_write /tmp/f"
     assert fourth.error is not None and fourth.error.code == "not_found"
 
@@ -278,14 +331,9 @@ async def test_the_command_line_exports_a_trajectory(
         await sandbox.exec("true")
 
         async def dsec(*argv: str) -> str:
-            environment = {
-                **os.environ, "DSEC_URL": container_system.url,
-                "DSEC_API_KEY": container_system.admin_key,
-                "DSEC_PROJECT": container_system.project,
-            }  # fmt: skip
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "libdsec", "trajectory", sandbox.id, *argv,
-                stdout=subprocess.PIPE, env=environment,
+                stdout=subprocess.PIPE, env=environment_of(container_system),
             )  # fmt: skip
             out, _ = await asyncio.wait_for(process.communicate(), 60)
             assert process.returncode == 0

@@ -19,14 +19,13 @@ from shared.policies.network import Address
 
 GATE4, GATE6, GATE_PORT = "192.0.0.8", "fd64:7365:6300::1", 1
 PROGRAMS = ("out_connect4", "out_connect6", "out_sendmsg4", "out_sendmsg6", "note_port")
-ENTRIES_MAX = 65536
 MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 DENIALS_MAX = 65536
 NO_POLICY, DEFAULT_RULE = 0xFFFF, 0
 MISSING = "missing policy"
 _COOKIE = struct.Struct("<Q")
 _SANDBOX = struct.Struct("<4Q")
-_KEY = struct.Struct("<I16s")
+_KEY = struct.Struct("<II16s")
 _PORT = struct.Struct("<HHBxH")
 _ORIGIN = struct.Struct("<16sHHI")
 _ARRIVAL = struct.Struct("<QII")
@@ -92,17 +91,15 @@ def _raw(what: Denial) -> bytes:
 
 
 class PolicyMap:
-    """The rules of one sandbox in the kernel. Filled before it is put into force.
-    ``rules`` numbers them, the same over all maps that follow each other."""
+    """The rules of one sandbox in the kernel, under a number of their own. Filled before
+    it is put into force. ``rules`` numbers their texts, the same over all that follow."""
 
-    def __init__(self, trie: Map, rules: dict[str, int]) -> None:
+    def __init__(self, trie: Map, number: int, rules: dict[str, int]) -> None:
         self._trie = trie
+        self.number = number
+        self._keys: set[bytes] = set()
         self._rules = rules
         rules.setdefault(DEFAULT, DEFAULT_RULE)
-
-    @property
-    def fd(self) -> int:
-        return self._trie.fd
 
     def put(self, entries: Iterable[Entry]) -> None:
         """Sets what counts for blocks. Raises ``OSError``."""
@@ -113,10 +110,19 @@ class PolicyMap:
                 _PORT.pack(r.low, r.high, r.allow, self._number(r.rule)) for r in entry.ports
             )
             value = struct.pack("<II", len(entry.ports), 0) + rules
-            self._trie.set(_key(entry), value.ljust(VALUE_BYTES, b"\0"))
+            key = self._key(entry)
+            self._trie.set(key, value.ljust(VALUE_BYTES, b"\0"))
+            self._keys.add(key)
 
     def remove(self, entry: Entry) -> None:
-        self._trie.delete(_key(entry))
+        key = self._key(entry)
+        self._trie.delete(key)
+        self._keys.discard(key)
+
+    def _key(self, entry: Entry) -> bytes:
+        block = entry.block
+        length = 32 + block.prefixlen + (96 if block.version == 4 else 0)
+        return _KEY.pack(length, self.number, address_bytes(block.network_address))
 
     def rule(self, number: int) -> str:
         """The text of a rule that an event names."""
@@ -128,13 +134,10 @@ class PolicyMap:
         return self._rules.setdefault(rule, min(len(self._rules), NO_POLICY - 1))
 
     def close(self) -> None:
-        self._trie.close()
-
-
-def _key(entry: Entry) -> bytes:
-    block = entry.block
-    length = block.prefixlen + (96 if block.version == 4 else 0)
-    return _KEY.pack(length, address_bytes(block.network_address))
+        """Takes its rules out; it is in force nowhere any more."""
+        for key in self._keys:
+            self._trie.delete(key)
+        self._keys.clear()
 
 
 class Kernel:
@@ -145,6 +148,8 @@ class Kernel:
         self._programs = Programs(path)
         self._sandboxes = self._programs.map("sandboxes")
         self._policies = self._programs.map("policies")
+        self._rules = self._programs.map("rules")
+        self._last_policy = 0
         self._arrivals = self._programs.map("arrivals")
         self._denials = self._programs.map("denials")
         self._groups: dict[str, int] = {}
@@ -165,14 +170,12 @@ class Kernel:
 
     def policy(self, rules: dict[str, int]) -> PolicyMap:
         """An empty policy: nothing is allowed."""
-        trie = self._programs.new_trie(
-            "dsec_policy", key_bytes=_KEY.size, value_bytes=VALUE_BYTES, entries=ENTRIES_MAX
-        )
-        return PolicyMap(trie, rules)
+        self._last_policy += 1
+        return PolicyMap(self._rules, self._last_policy, rules)
 
     def enforce(self, netns: int, policy: PolicyMap) -> None:
         """Puts ``policy`` into force for a namespace, at once and as a whole."""
-        self._policies.set(_COOKIE.pack(netns), struct.pack("<I", policy.fd))
+        self._policies.set(_COOKIE.pack(netns), struct.pack("<I", policy.number))
 
     def register(self, netns: int) -> None:
         """From here on a namespace is a sandbox's: without a policy it reaches nothing."""

@@ -15,19 +15,8 @@ from typing import Any
 
 from shared.errors import Unsupported
 
-LPM_TRIE = 11
-NO_PREALLOC = 1
 _Sample = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
 _Print = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
-
-
-class _CreateOpts(c.Structure):
-    _fields_ = (
-        ("size", c.c_size_t), ("btf_fd", c.c_uint32), ("btf_key", c.c_uint32),
-        ("btf_value", c.c_uint32), ("btf_vmlinux_value", c.c_uint32),
-        ("inner_map_fd", c.c_uint32), ("map_flags", c.c_uint32), ("map_extra", c.c_uint64),
-        ("numa_node", c.c_uint32), ("ifindex", c.c_uint32),
-    )  # fmt: skip
 
 
 def _library() -> Any:
@@ -45,7 +34,6 @@ def _library() -> Any:
         ("bpf_map__fd", number, pointer),
         ("bpf_program__attach_cgroup", pointer, pointer, number),
         ("bpf_link__destroy", number, pointer),
-        ("bpf_map_create", number, number, text, c.c_uint32, c.c_uint32, c.c_uint32, pointer),
         ("bpf_map_update_elem", number, number, pointer, pointer, c.c_uint64),
         ("bpf_map_lookup_elem", number, number, pointer, pointer),
         ("bpf_map_delete_elem", number, number, pointer),
@@ -92,16 +80,6 @@ class Programs:
         """A map of the object."""
         found = self._lib.bpf_object__find_map_by_name(self._object, name.encode())
         return Map(self._lib, self._lib.bpf_map__fd(found))
-
-    def new_trie(self, name: str, *, key_bytes: int, value_bytes: int, entries: int) -> Map:
-        """A longest-prefix map of one's own; its descriptor is the caller's."""
-        opts = _CreateOpts(size=c.sizeof(_CreateOpts), map_flags=NO_PREALLOC)
-        fd = self._lib.bpf_map_create(
-            LPM_TRIE, name.encode(), key_bytes, value_bytes, entries, c.byref(opts)
-        )
-        if fd < 0:
-            raise OSError(-fd, os.strerror(-fd))
-        return Map(self._lib, fd)
 
     def attach(self, program: str, group: int) -> None:
         """Attaches a program to the control group of an open descriptor, as long as this
@@ -159,10 +137,6 @@ class Map:
                 return
             at = room.raw
             yield at
-
-    def close(self) -> None:
-        """Only of one's own maps."""
-        os.close(self.fd)
 
 
 class Ring:

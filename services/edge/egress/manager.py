@@ -22,7 +22,7 @@ from services.edge.egress.kernelmaps import Denial, Event, Kernel
 from services.edge.egress.namespaces import Uplink, open_inside
 from services.edge.egress.resolver import Resolver
 from services.edge.policy.reach import Reach
-from shared.errors import DsecError, Unavailable
+from shared.errors import CapacityExhausted, DsecError, Unavailable
 from shared.policies import Policy
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,10 @@ class Egress:
                 inside, reach, kernel=kernel, uplink=self._uplink, resolver=self._resolver,
                 tell=lambda refused: self._refused(uid, refused),
             )  # fmt: skip
+        except OSError as err:
+            inside.close()
+            text = f"no room for network rules: {err.strerror}"
+            raise CapacityExhausted(text, field="network_rules") from err
         except BaseException:
             inside.close()
             raise
@@ -194,9 +198,11 @@ class Egress:
     def _count(self, sandboxes: Iterable[_Held]) -> None:
         """Tells what events did not: the kernel's counts are exact, events a sample."""
         assert self._kernel is not None
+        # the totals first: what is denied meanwhile is in the next turn's
+        totals = {held.gate.cookie: self._kernel.denied(held.gate.cookie) for held in sandboxes}
         behind = {
-            held.gate.cookie: held for held in sandboxes
-            if self._kernel.denied(held.gate.cookie) > held.counted
+            cookie: held for cookie, total in totals.items()
+            if (held := self._by_cookie.get(cookie)) and total > held.counted
         }  # fmt: skip
         if not behind:
             return
@@ -207,10 +213,9 @@ class Egress:
                 more[what.netns].append((what, count - held.told.get(what, 0)))
                 held.told[what] = count
         for cookie, held in behind.items():
-            self._summarise(held, more[cookie])
+            self._summarise(held, more[cookie], totals[cookie])
 
-    def _summarise(self, held: _Held, more: list[tuple[Denial, int]]) -> None:
-        assert self._kernel is not None
+    def _summarise(self, held: _Held, more: list[tuple[Denial, int]], total: int) -> None:
         counted = sum(count for _, count in more)
         held.counted += counted
         if len(more) <= TOLD_SINGLY_MAX:
@@ -220,7 +225,7 @@ class Egress:
             last = self._violation(held, more[-1][0], counted)
             samples = [_text(what) for what, _ in more[:SAMPLES_MAX]]
             self._tell(_summary(last, len({(w.address, w.port) for w, _ in more}), samples))
-        lost = self._kernel.denied(held.gate.cookie) - held.counted
+        lost = total - held.counted
         if lost > 0:  # their destinations were pushed out by newer ones
             held.counted += lost
             told = self._violation(held, Denial(held.gate.cookie, "", 0, "", "", 0), 0)

@@ -170,6 +170,22 @@ def test_what_is_malformed_is_refused_by_name(
     assert refused.value.field == "scrub"
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_other_ids_are_refused_by_name(tmp_path: Path, packed: bool) -> None:
+    work = tmp_path / "root/workspace"
+    work.mkdir(parents=True)
+    git(work, "init", "-q", "--object-format=sha256")
+    (work / "f").write_text("x")
+    git(work, "add", "f")
+    git(work, "commit", "-qm", "one")
+    if packed:
+        git(work, "repack", "-adq")
+        git(work, "prune-packed")
+    with pytest.raises(InvalidRequest) as refused:
+        scrubbed(tmp_path / "root", tmp_path / "out")
+    assert refused.value.field == "scrub"
+
+
 def test_deltas_that_make_too_much_are_refused() -> None:
     for delta in (b"\x04\x7f\x90\x04", b"\x04\x04\x00", b"\x05\x01a", b"\x04\x02\x01a"):
         with pytest.raises(MALFORMED):
