@@ -31,6 +31,8 @@ from schemas.hotset import LayerAccess, LayerAccesses
 from schemas.subjects import evt
 from services.local import LocalSystem
 from tests.e2e.conftest import open_client
+from tests.registry import OCI, Registry
+from tests.unit.services.imagesvc.tars import image_config, member, tar_bytes
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 60
@@ -167,6 +169,21 @@ async def test_an_export_comes_back_as_the_same_image(
     with pytest.raises(NotFound):
         await client.images.export("e2e/none:1", tmp_path / "none.tar")
     assert sorted(item.name for item in tmp_path.iterdir()) == ["out.tar"]
+
+
+async def test_an_image_of_a_registry(client: DSecClient) -> None:
+    layer = tar_bytes([member("big", os.urandom(9 << 20))])
+    registry = Registry()
+    registry.image([(layer, f"{OCI}.layer.v1.tar")], image_config([layer], Env=["A=b"]), "1")
+    with registry.serving():
+        made = await client.images.create("e2e/pulled:1", registry=f"{registry.host}/repo:1")
+        assert made.config.env == {"A": "b"}
+        registry.blobs = {digest: b"x" * len(data) for digest, data in registry.blobs.items()}
+        with pytest.raises(InvalidRequest, match="digest mismatch") as caught:
+            await client.images.create("e2e/damaged:1", registry=f"{registry.host}/repo:1")
+    assert caught.value.field == "registry"
+    with pytest.raises(NotFound):
+        await client.images.get("e2e/damaged:1")
 
 
 async def test_grants_open_transfers(

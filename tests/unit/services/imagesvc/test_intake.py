@@ -120,5 +120,9 @@ def test_registries_and_builds_are_the_operators_choice(tmp_path: Path) -> None:
         with pytest.raises(Forbidden) as caught:
             registry(closed)
         assert caught.value.field == "registry"
+    for host, plain in (("localhost:5000", True), ("127.0.0.1", True), ("127.example", False)):
+        source = import_request(create(registry=f"{host}/a"), Allowed(registries="*")).source
+        assert isinstance(source, RegistrySource)
+        assert source.plain_http is plain
     with pytest.raises(Forbidden):
         import_request(create(path=str(tmp_path), form="dockerfile"), Allowed(str(tmp_path)))
