@@ -34,7 +34,8 @@ _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3})(:[0-9]+)?")
 class Allowed:
     """What the operator lets clients import. ``roots``: folders divided by ``:``.
     ``registries``: hosts divided by ``,``, ``http://host`` for one without TLS (those
-    on this machine need not say so), ``*`` for all. ``builds``: whether Dockerfiles are built. Empty means nothing."""
+    on this machine need not say so), ``*`` for all. ``builds``: whether Dockerfiles are
+    built. Empty means nothing."""
 
     roots: str = ""
     registries: str = ""
