@@ -49,7 +49,8 @@ GRANTS = (
     "sandbox.list", "sandbox.stop", "sandbox.pause", "sandbox.resume", "sandbox.set_timeout",
 )  # fmt: skip
 """What a worker's key may do, in the project of its run alone; its maker holds all of it."""
-ROLE = {"dsec-rollout": "worker"}
+ROLE, GROUP = {"dsec-rollout": "worker"}, "dsec-rollout-group"
+"""Labels of a worker: what it is, how many rollouts a prompt has."""
 LOOK_MIN_S, LOOK_MAX_S = 0.1, 1.0
 """Waits between looks at the diary."""
 ALIVE_S = 5.0
@@ -143,15 +144,12 @@ class Run:
 
     async def results(self) -> list[Result]:
         """How all rollouts ended, in their order; waits for the run's end."""
-        plan = await self._plan()
+        group_size = int(self.worker.labels[GROUP])  # asking the worker would wake it
         found: dict[int, Result] = {}
         async for event in self.events():
-            if (result := result_of(event, plan.group_size)) is not None:
+            if (result := result_of(event, group_size)) is not None:
                 found[result.index] = result
         return [found[index] for index in sorted(found)]
-
-    async def _plan(self) -> Plan:
-        return msgspec.json.decode(await self.worker.files.read(PLAN, user="root"), type=Plan)
 
     async def pause(self) -> None:
         """Pauses the worker, so that it asks for nothing that would wake them, and then all
@@ -233,8 +231,9 @@ async def submit(
     inner = await _in_project(client, project).open()
     try:
         given = args or DSecContainerRunArgs(container_image=container_image)
+        labels = {**given.labels, **ROLE, GROUP: str(group_size)}
         worker = await inner.create(
-            replace(given, job=run_id, labels={**given.labels, **ROLE}, routes=ports,
+            replace(given, job=run_id, labels=labels, routes=ports,
                     deadline_s=deadline_s),
             timeout=timeout, request_id=_ids.named(project, run_id, "worker"),
         )  # fmt: skip
