@@ -61,9 +61,8 @@ class _Output:
         for chunk in ():
             yield chunk
 
-    async def control(self) -> AsyncIterator[Any]:
-        for signal in ():
-            yield signal
+    def control_to(self, take: object) -> None:
+        """No signal comes."""
 
 
 @asynccontextmanager
