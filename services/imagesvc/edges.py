@@ -56,7 +56,7 @@ async def _final(heard: asyncio.Queue[Msg], node: str) -> bytes:
         except TimeoutError:
             text = f"node {node} is silent for {SILENCE_S:g} s"
             raise Unavailable(text, cause="node_lost", is_infra=True) from None
-        if (message.headers or {}).get(HEADER_FRAME) == _FINAL:
+        if (message.headers or {}).get(HEADER_FRAME, _FINAL) == _FINAL:
             return message.data
 
 
