@@ -1200,6 +1200,35 @@ class TrajectoryPage(Versioned, frozen=True):
     op_id: OpId | None = None
     error: WireError | None = None
 
+DAY_S = 86_400.0
+
+class HotSetQuery(Versioned, frozen=True):
+    """``get image.hot_set``: the smallest set of layers that serves ``share`` of the
+    sandboxes started in the last ``since_s`` seconds, in all projects."""
+
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.8
+    since_s: Seconds = 7 * DAY_S
+
+class HotLayer(Message, frozen=True):
+    """A layer of the set. ``hot_bytes`` is what its readers needed, metadata included:
+    ``units`` of ``unit_bytes``; all of it where nothing was traced (no ``unit_bytes``)."""
+
+    digest: str
+    size_bytes: int
+    hot_bytes: int
+    unit_bytes: int | None = None
+    units: list[int] = []
+
+class HotSet(Versioned, frozen=True):
+    """``share`` is what is served: less than was asked for where layers are gone. Layers
+    are in the order in which they are worth fetching."""
+
+    share: float
+    sandboxes: int
+    size_bytes: int
+    hot_bytes: int
+    layers: list[HotLayer]
+
 def req(project: str, entity: str, verb: str, principal: str | None = None) -> str:
     """A client's request that changes something. With the principal as last token
     (which the bus lets no one else use) the request is attributed; the short form

@@ -19,6 +19,8 @@ from libdsec._calls import Attempts
 from libdsec._manager import Manager, make, present
 from libdsec._wire import (
     Blob,
+    HotSet,
+    HotSetQuery,
     ImageCreate,
     ImageDelete,
     ImageExport,
@@ -27,6 +29,7 @@ from libdsec._wire import (
     ImageReply,
     ImageTag,
 )
+from libdsec.args import Seconds, seconds
 from libdsec.errors import InvalidRequest, NotFound
 
 IMPORT_S = 600.0
@@ -168,6 +171,13 @@ class Images(Manager):
             lambda done: report(done / max(1, wanted.size_bytes), "downloading"),
         )  # fmt: skip
         return wanted.size_bytes
+
+    async def hot_set(self, *, share: float = 0.8, since_s: Seconds | None = None) -> HotSet:
+        """The smallest set of layers that serves ``share`` of the sandboxes started lately
+        (``since_s``: a week), in all projects, with the parts that are read of them:
+        what to have where sandboxes are to go next. For operators: a grant at the root."""
+        query = make(HotSetQuery, share=share, since_s=seconds(since_s, "since_s"))
+        return await self._read("hot_set", query, HotSet)  # type: ignore[no-any-return]
 
     async def _exported(self, query: ImageExport, report: OnProgress) -> Blob:
         clock, wait_s, last = Attempts(IMPORT_S), EXPORT_LOOK_S, -1.0

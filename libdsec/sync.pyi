@@ -12,6 +12,7 @@ from libdsec._wire import AuditEntry
 from libdsec._wire import DryRunReply
 from libdsec._wire import Finding
 from libdsec._wire import GradingObservation
+from libdsec._wire import HotSet
 from libdsec._wire import IamReply
 from libdsec._wire import ImageInfo
 from libdsec._wire import JobInfo
@@ -119,6 +120,9 @@ class Images:
         ...
 
     def export(self, name: str | Sequence[str], path: StrPath, *, on_progress: OnProgress | None=None) -> int:
+        ...
+
+    def hot_set(self, *, share: float=0.8, since_s: Seconds | None=None) -> HotSet:
         ...
 class Projects:
 

@@ -36,7 +36,7 @@ GET_GRANTS: frozenset[str] = frozenset(
     {
         "sandbox.get", "sandbox.list", "sandbox.trajectory", "job.list", "project.list",
         "key.list", "grant.list", "quota.get",
-        "image.get", "image.list", "image.export", "node.list", "audit.read",
+        "image.get", "image.list", "image.export", "image.hot_set", "node.list", "audit.read",
     }
 )  # fmt: skip
 AUDIT_READS = ("list", "rules", "dry_run", "verify", "suggest")

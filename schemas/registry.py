@@ -9,11 +9,25 @@ from __future__ import annotations
 import inspect
 from types import ModuleType
 
-from schemas import audit, base, burst, bus, exec, iam, image, job, node, sandbox, trajectory
+from schemas import (
+    audit,
+    base,
+    burst,
+    bus,
+    exec,
+    hotset,
+    iam,
+    image,
+    job,
+    node,
+    sandbox,
+    trajectory,
+)
 from schemas.base import VERSION, Message, Versioned
 
 MODULES: tuple[ModuleType, ...] = (
     base, sandbox, exec, iam, node, image, job, audit, burst, bus, trajectory,
+    hotset,
 )  # fmt: skip
 
 

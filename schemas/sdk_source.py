@@ -32,6 +32,7 @@ WANTED = (
     "IamQuery", "IamReply", "NodeCommand", "NodeInfo", "NodeList", "Resources",
     "BackendStatus", "FeatureReport", "ImageCreate", "ImageDelete",
     "ImageTag", "ImageExport", "ImageInfo", "ImageReply", "ImageQuery", "Blob", "BlobPut",
+    "HotSetQuery", "HotSet",
     "BlobGet", "BlobState", "BlobPiece", "BLOB_CHUNK_BYTES", "BLOB_WINDOW", "blob",
     "SnapshotCreate", "LayerProvenance", "Removed",
     "AuditQuery", "AuditPage", "AuditEntry", "Finding",

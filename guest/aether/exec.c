@@ -329,7 +329,8 @@ void op_tick(struct op *op, uint64_t now)
         op->drain_end = now + DRAIN_MAX_NS;
     } else if (!ended && !op->file) {
         /* quiet is what was looked at: room may be there only since this turn began */
-        ended = now >= op->drain_end || (now >= op->drain_idle && !op_drain(op));
+        bool due = now >= op->drain_end || now >= op->drain_idle;
+        ended = due && (!op_drain(op) || now >= op->drain_end);
     }
     if (ended && tree_gone)
         op_finish(op);

@@ -223,6 +223,36 @@ def delete(name: Name, as_json: Json = False) -> None:
     run(work, as_json=as_json)
 
 
+@app.command("hot-set")
+def hot_set(
+    share: Annotated[float, typer.Option(help="Of all sandboxes, from 0 to 1.")] = 0.8,
+    days: Annotated[float, typer.Option(help="How far to look back.")] = 7.0,
+    as_json: Json = False,
+) -> None:
+    """Shows the smallest set of layers that serves most sandboxes."""
+
+    async def work() -> None:
+        async with client() as c:
+            found = await c.images.hot_set(share=share, since_s=days * 86_400)
+        if as_json:
+            emit(found)
+            return
+        rows = [
+            {
+                "layer": layer.digest[:16], "size": size(layer.size_bytes),
+                "read": size(layer.hot_bytes) if layer.unit_bytes else "not traced",
+            }
+            for layer in found.layers
+        ]  # fmt: skip
+        table(rows, ("layer", "size", "read"), as_json=False)
+        print(
+            f"{found.share:.0%} of the sandboxes ({found.sandboxes}): "
+            f"{size(found.hot_bytes)} of {size(found.size_bytes)}"
+        )
+
+    run(work, as_json=as_json)
+
+
 for group in (workspaces, toolkits):
     group.command("get")(get)
     group.command("tag")(tag)

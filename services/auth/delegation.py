@@ -18,8 +18,9 @@ from shared import ids
 ROUTE = "route"
 """``route.<name>``: sandboxes may be given this route; operators choose the names."""
 ENTITIES = frozenset(g.partition(".")[0] for g in GRANTS) | {ROUTE}
-FLEET = frozenset({"node.cordon", "node.uncordon", "node.drain"})
-"""Verbs about machines, which belong to no project: they hold at the root only."""
+FLEET = frozenset({"node.cordon", "node.uncordon", "node.drain", "image.hot_set"})
+"""Verbs about machines and what all run, which belong to no project: they hold at the
+root only."""
 
 
 def known(grant: str) -> bool:

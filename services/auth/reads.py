@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from schemas.audit import AuditQuery, DryRunQuery, RulesQuery, SuggestQuery, VerifyQuery
 from schemas.base import HEADER_TRACE, BadMessage, ErrorReply, decode, encode
 from schemas.grants import WHOAMI
+from schemas.hotset import HotSetQuery
 from schemas.iam import IamQuery, IamReply, QuotaInfo
 from schemas.image import ImageExport, ImageQuery
 from schemas.job import JobQuery
@@ -158,6 +159,9 @@ class Reads:
             path = await self._path(ask)
             scoped = msgspec.structs.replace(images, projects=list(reversed(path)))
             return await self._forward("imagesvc", "images", scoped, images.name or "")
+        if ask.entity == "image" and ask.verb == "hot_set":
+            await self._path(ask)
+            return await self._forward("imagesvc", "hot_set", decode(body, HotSetQuery), "")
         if ask.entity == "image" and ask.verb == "export":
             export = decode(body, ImageExport)
             path = await self._path(ask)

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from schemas.hotset import HotSetQuery
 from schemas.image import BlobGet, BlobPut, ImageExport, ImageQuery, ResolveRequest
 from schemas.subjects import blob, durable, rpc
 from services.imagesvc import store
+from services.imagesvc.accesses import Accesses
 from services.imagesvc.collector import Collector
 from services.imagesvc.engine import DockerEngine
 from services.imagesvc.exports import Exports
@@ -85,16 +87,24 @@ class App:
             BatchConsumer(self.bus, durable("imagesvc_snapshots"), self.handlers.commands)
             for _ in range(settings.image_commands)
         ]
+        self.accesses = Accesses(self.bus, self.db)
+        self.traces = BatchConsumer(
+            self.bus, durable("imagesvc_accesses"), self.accesses.record
+        )
         self.health = Health("imagesvc")
         self.collecting = Periodic(
             "collect layers", self.collector.collect, every_s=settings.image_gc_s, at_once=False
         )
         self.pruning = Periodic("prune requests", self.prune, every_s=settings.image_prune_s)
+        self._answer()
+
+    def _answer(self) -> None:
         self.bus.answer(
             rpc("imagesvc", "resolve"), ResolveRequest, self.handlers.resolve, queue=QUEUE
         )
         self.bus.answer(rpc("imagesvc", "images"), ImageQuery, self.handlers.images, queue=QUEUE)
         self.bus.answer(rpc("imagesvc", "export"), ImageExport, self.transfers.export, queue=QUEUE)
+        self.bus.answer(rpc("imagesvc", "hot_set"), HotSetQuery, self.accesses.hot_set, queue=QUEUE)
         self.bus.answer(blob("*", "put", "*"), BlobPut, self.transfers.put, queue=QUEUE)
         self.bus.answer(blob("*", "get", "*"), BlobGet, self.transfers.get, queue=QUEUE)
 
@@ -128,7 +138,7 @@ class App:
 
     @property
     def _consumers(self) -> Sequence[BatchConsumer]:
-        return (self.quick, *self.imports, *self.snapshots)
+        return (self.quick, self.traces, *self.imports, *self.snapshots)
 
     async def _check_imports(self) -> None:
         if not self.handlers.busy:  # nothing is fetched during an import
@@ -155,6 +165,7 @@ def _engine(settings: Settings) -> DockerEngine | None:
     return DockerEngine(
         base_url=settings.image_docker_url, build_network=settings.image_build_network,
         build_memory_bytes=settings.image_build_memory_bytes,
+        scratch=Path(settings.image_transfers),
     )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ async def _final(heard: asyncio.Queue[Msg], node: str) -> bytes:
         except TimeoutError:
             text = f"node {node} is silent for {SILENCE_S:g} s"
             raise Unavailable(text, cause="node_lost", is_infra=True) from None
+        # a last reply without anything before it comes without headers (docs/adr/0032)
         if (message.headers or {}).get(HEADER_FRAME, _FINAL) == _FINAL:
             return message.data
 

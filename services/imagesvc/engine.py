@@ -95,8 +95,9 @@ class DockerEngine:
     @contextlib.contextmanager
     def _packed(self, context: Path, dockerfile: str) -> Iterator[IO[bytes]]:
         """The context as a tar, without what its ``.dockerignore`` names."""
-        with contextlib.ExitStack() as stack:
-            packed = stack.enter_context(tempfile.TemporaryFile(dir=self._scratch))
+        if self._scratch is not None:
+            self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._scratch) as packed:
             try:
                 with tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as out:
                     if context.is_dir():

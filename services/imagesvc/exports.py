@@ -95,6 +95,7 @@ class Exports:
             return ImageReply(export=found)
         job = self._jobs.get(wanted.id)
         if job is None:
+            self._forget_done()
             if len(self._jobs) >= QUEUE_MAX:
                 raise CapacityExhausted(f"{QUEUE_MAX} exports are under way", field=FIELD)
             job = self._jobs[wanted.id] = _Job(
@@ -105,6 +106,11 @@ class Exports:
             return ImageReply(progress=job.share, stage="exporting")
         self._jobs.pop(wanted.id, None)
         return ImageReply(export=job.task.result())
+
+    def _forget_done(self) -> None:
+        """Work whose outcome nobody asked for: what it made is found as a file."""
+        for id in [id for id, job in self._jobs.items() if job.task.done()]:
+            self._jobs.pop(id).task.exception()
 
     def piece(self, project: str, ask: BlobGet) -> bytes:
         """Bytes of a finished export; blocks. Raises ``NotFound``."""

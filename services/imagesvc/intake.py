@@ -7,6 +7,7 @@ registries. Does not own: grants (auth), uploads' bytes, the import.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +27,15 @@ from shared.errors import Forbidden, InvalidRequest
 DEFAULT_PREFIX: dict[Kind, str] = {"base": "/", "workspace": "/workspace", "toolkit": "/"}
 SOURCES = ("path", "upload", "docker", "registry")
 ANY = "*"
+_LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3})(:[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
     """What the operator lets clients import. ``roots``: folders divided by ``:``.
-    ``registries``: hosts divided by ``,``, ``http://host`` for one without TLS, ``*``
-    for all. ``builds``: whether Dockerfiles are built. Empty means nothing."""
+    ``registries``: hosts divided by ``,``, ``http://host`` for one without TLS (those
+    on this machine need not say so), ``*`` for all. ``builds``: whether Dockerfiles are
+    built. Empty means nothing."""
 
     roots: str = ""
     registries: str = ""
@@ -105,11 +108,13 @@ def _inside(dockerfile: str) -> str:
 def _registry(text: str, registries: str) -> RegistrySource:
     name = parse_registry(text)
     entries = {entry.strip() for entry in registries.split(",")}
-    plain = f"http://{name.host}" in entries
-    if not plain and not entries & {name.host, f"https://{name.host}", ANY}:
+    plain, safe = f"http://{name.host}" in entries, f"https://{name.host}" in entries
+    if not (plain or safe or entries & {name.host, ANY}):
         raise Forbidden(f"{name.host} is not a registry that images may come from",
                         field="registry")  # fmt: skip
-    return RegistrySource(name, plain_http=plain)
+    # as container tools do: what never leaves this machine needs no certificate
+    loopback = _LOOPBACK.fullmatch(name.host) is not None and not safe
+    return RegistrySource(name, plain_http=plain or loopback)
 
 
 def allowed_path(path: str, roots: str) -> Path:

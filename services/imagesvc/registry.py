@@ -241,13 +241,14 @@ class _Repository:
             raise Forbidden(f"{self.source.name.host} asks to log in at {realm.geturl()!r}, "
                             "which is not protected", field=FIELD)  # fmt: skip
         scope = asked.get("scope", f"repository:{self.source.name.repository}:pull")
-        response = self.client.get(
-            realm.geturl(), params={"service": asked.get("service", ""), "scope": scope},
+        with self.client.stream(
+            "GET", realm.geturl(), params={"service": asked.get("service", ""), "scope": scope},
             headers={"Authorization": _basic(self.account)} if self.account else {},
-        )  # fmt: skip
-        self._check(response, "token")
+        ) as response:  # fmt: skip
+            self._check(response, "token")
+            document = _bounded(response)
         try:
-            found = msgspec.json.decode(response.content, type=_Token)
+            found = msgspec.json.decode(document, type=_Token)
         except msgspec.MsgspecError as error:
             raise self._failed(f"an unreadable token: {error}") from error
         return found.token or found.access_token or ""

@@ -19,7 +19,7 @@ from sqlalchemy import (
     Text,
     func,
 )  # fmt: skip
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 metadata = MetaData()
 
@@ -50,6 +50,17 @@ lease = Table(
     Index("lease_digest", "digest"),
 )
 """``holder`` is the request of an import that stores the layer."""
+
+layer_access = Table(
+    "layer_access",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("unit_bytes", BigInteger, nullable=False),
+    Column("units", ARRAY(BigInteger), nullable=False),
+    _at("seen_at"),
+    ForeignKeyConstraint(["digest"], ["layer.digest"], ondelete="cascade"),
+)
+"""``units``: what readers on any node needed of the layer's data, sorted."""
 
 image = Table(
     "image",

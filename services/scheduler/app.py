@@ -11,6 +11,7 @@ import logging
 from functools import partial
 
 from schemas.burst import BurstPlan
+from schemas.hotset import EnvironmentsQuery
 from schemas.iam import IamQuery
 from schemas.image import ImageChanged, LayerUseQuery, OriginQuery
 from schemas.job import JobQuery
@@ -89,6 +90,10 @@ class App:
         )
         self.bus.answer(rpc("scheduler", "origin"), OriginQuery, questions.origin, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "layers"), LayerUseQuery, questions.layers, queue=QUEUE)
+        self.bus.answer(
+            rpc("scheduler", "environments"), EnvironmentsQuery, questions.environments,
+            queue=QUEUE,
+        )  # fmt: skip
         self.bus.answer(rpc("scheduler", "jobs"), JobQuery, self.jobs.page, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "nodes"), IamQuery, questions.nodes, queue=QUEUE)
 

@@ -7,6 +7,7 @@ permissions for edges).
 from __future__ import annotations
 
 from schemas.base import decode
+from schemas.hotset import EnvironmentCount, EnvironmentCounts, EnvironmentsQuery
 from schemas.iam import IamQuery
 from schemas.image import LayerUse, LayerUseQuery, Origin, OriginQuery
 from schemas.node import JoinReply, JoinRequest, NodeInfo, NodeList, Resources
@@ -85,6 +86,16 @@ class Questions:
                 connection, query.digests, lost_s=self._settings.lost_layers_s
             )
         return LayerUse(used=used)
+
+    async def environments(self, query: EnvironmentsQuery, _: Incoming) -> EnvironmentCounts:
+        """What was started how often."""
+        async with self._db.transaction() as connection:
+            rows = await reads.environments(
+                connection, since_s=query.since_s, limit=query.limit
+            )
+        return EnvironmentCounts(
+            environments=[EnvironmentCount(digests=d, sandboxes=n) for d, n in rows]
+        )
 
     async def nodes(self, _query: IamQuery, _: Incoming) -> NodeList:
         """The fleet: rows from the database, use from the load view."""

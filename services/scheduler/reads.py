@@ -59,6 +59,27 @@ async def used_layers(
     return [digest for (digest,) in rows]
 
 
+_ENVIRONMENTS = text(
+    "select digests, sum(n)::bigint from ("
+    "  select request_id, spec_idx, count(*) as n from sandbox where request_id is not null"
+    "  and created_at > now() - make_interval(secs => :since) group by 1, 2"
+    ") s join spec on spec.request_id = s.request_id and spec.idx = s.spec_idx, "
+    "lateral (select array_agg(layer->>'digest' order by at) as digests from "
+    "  json_array_elements(convert_from(body, 'utf8')::json->'layers')"
+    "  with ordinality as t(layer, at)"
+    ") l where resolved and digests is not null group by digests order by 2 desc, 1 limit :n"
+)
+
+
+async def environments(
+    connection: AsyncConnection, *, since_s: float, limit: int
+) -> list[tuple[list[str], int]]:
+    """Layers, bottom first, and how many sandboxes were made of them in the last
+    ``since_s`` seconds, the most frequent first."""
+    rows = await fetch(connection, _ENVIRONMENTS, since=since_s, n=limit)
+    return [(list(digests), count) for digests, count in rows]
+
+
 _QUERY = """
     and (cast(:project as text) is null or s.project = :project)
     and (cast(:uids as text[]) is null or s.uid = any(cast(:uids as text[])))

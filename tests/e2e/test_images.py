@@ -13,12 +13,26 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 import pytest_asyncio
 
-from libdsec import DSecClient, DSecRunArgs, Forbidden, InvalidRequest, NotFound, _transfers
+from libdsec import (
+    DSecClient,
+    DSecRunArgs,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    Sandbox,
+    _transfers,
+)
+from schemas.base import encode
+from schemas.hotset import LayerAccess, LayerAccesses
+from schemas.subjects import evt
 from services.local import LocalSystem
 from tests.e2e.conftest import open_client
+from tests.registry import OCI, Registry
+from tests.unit.services.imagesvc.tars import image_config, member, tar_bytes
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 60
@@ -157,6 +171,21 @@ async def test_an_export_comes_back_as_the_same_image(
     assert sorted(item.name for item in tmp_path.iterdir()) == ["out.tar"]
 
 
+async def test_an_image_of_a_registry(client: DSecClient) -> None:
+    layer = tar_bytes([member("big", os.urandom(9 << 20))])
+    registry = Registry()
+    registry.image([(layer, f"{OCI}.layer.v1.tar")], image_config([layer], Env=["A=b"]), "1")
+    with registry.serving():
+        made = await client.images.create("e2e/pulled:1", registry=f"{registry.host}/repo:1")
+        assert made.config.env == {"A": "b"}
+        registry.blobs = {digest: b"x" * len(data) for digest, data in registry.blobs.items()}
+        with pytest.raises(InvalidRequest, match="digest mismatch") as caught:
+            await client.images.create("e2e/damaged:1", registry=f"{registry.host}/repo:1")
+    assert caught.value.field == "registry"
+    with pytest.raises(NotFound):
+        await client.images.get("e2e/damaged:1")
+
+
 async def test_grants_open_transfers(
     client: DSecClient, fake_system: LocalSystem, tmp_path: Path
 ) -> None:
@@ -241,15 +270,15 @@ async def test_a_new_toolkit_reaches_new_sandboxes_and_no_running_one(
     args = DSecRunArgs(layers=["py:3.11", "e2e/task:live", "e2e/tools:live"])
     async with await containers.create(args) as old:
         seen = await old.run_shell("cat /srv/task/task /srv/tools/tools && python3 -c 'print(1)'")
-        assert seen.stdout == "oneone1\n"
+        assert seen.stdout == b"oneone1\n"
         (tmp_path / "tools" / "tools").write_text("two")
         await containers.images.create(
             "e2e/tools:live", path=tmp_path / "tools", upload=True, kind="toolkit",
             prefix="/srv/tools",
         )  # fmt: skip
         async with await containers.create(args) as new:
-            assert (await new.run_shell("cat /srv/task/task /srv/tools/tools")).stdout == "onetwo"
-        assert (await old.run_shell("cat /srv/tools/tools")).stdout == "one"
+            assert (await new.run_shell("cat /srv/task/task /srv/tools/tools")).stdout == b"onetwo"
+        assert (await old.run_shell("cat /srv/tools/tools")).stdout == b"one"
 
 
 async def test_a_declared_volume_is_a_plain_directory(
@@ -267,3 +296,44 @@ async def test_a_declared_volume_is_a_plain_directory(
         await sandbox.pause()
         await sandbox.resume()
         assert await sandbox.files.read("/data/x") == b"kept"
+
+
+async def test_the_hot_set_is_what_most_sandboxes_were_started_from(
+    client: DSecClient, fake_system: LocalSystem, tmp_path: Path
+) -> None:
+    """Counted by the scheduler; a trace that an edge tells narrows a layer to what is read."""
+    for name in ("often", "rare"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_bytes(os.urandom(3 << 20))
+        await client.images.create(f"hot/{name}:1", path=tmp_path / name, upload=True)
+    for name, count in (("often", 40), ("rare", 1)):
+        args = DSecRunArgs(backend="fake", container_image=f"hot/{name}:1")
+        made = await client.create_many([args] * count)
+        await client.stop_many([one for one in made if isinstance(one, Sandbox)])
+    (often,) = (await client.images.get("hot/often:1")).layers
+    (rare,) = (await client.images.get("hot/rare:1")).layers
+    found = await client.images.hot_set(share=0.5)
+    assert [layer.digest for layer in found.layers] == [often.digest]
+    assert (found.hot_bytes, found.share >= 0.5) == (often.size_bytes, True)
+    assert found.layers[0].unit_bytes is None
+
+    told = LayerAccesses(
+        node="n", layers=[LayerAccess(digest=often.digest, unit_bytes=1 << 19, units=[4, 0])]
+    )
+    infra = fake_system.infra.endpoints
+    bus = await nats.connect(
+        infra.nats_url, user="imagesvc", password=infra.nats_users["imagesvc"]
+    )
+    await bus.jetstream().publish(evt("edge", "access_profile", "n"), encode(told))
+    await bus.close()
+    for _ in range(100):
+        found = await client.images.hot_set(share=0.5)
+        if found.layers[0].unit_bytes is not None:
+            break
+        await asyncio.sleep(0.1)
+    assert (found.layers[0].units, found.hot_bytes) == ([0, 4], 1 << 20)
+    everything = await client.images.hot_set(share=1.0)
+    assert {often.digest, rare.digest} <= {layer.digest for layer in everything.layers}
+    key = await client.keys.create("reader", grants=["image.*"])
+    async with DSecClient(fake_system.url, key.secret, fake_system.project) as other:
+        assert (await other.images.hot_set(share=0.5)).layers, "at the root"

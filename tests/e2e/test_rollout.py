@@ -29,6 +29,15 @@ BASE = "py:3.11"
 WORKER: dict[str, Any] = {"memory_limit_mb": 512, "cpu_cores_limit": 1, "init_user": "root"}
 LINES = ["a", "b", "c"]
 RUN_S = 120.0
+WAITS = """
+from libdsec import DSecContainerRunArgs
+async def waits(rollout):
+    args = DSecContainerRunArgs(container_image=rollout.prompt, memory_limit_mb=64)
+    sandbox = await rollout.sandbox(args)
+    rollout.tell("it is there")
+    line = "until test -e /tmp/go; do sleep 0.2; done"
+    return (await sandbox.exec(line, op_id=rollout.op_id("wait"), timeout=100)).exit_code
+"""
 TRAINER = """
 import asyncio, sys
 from libdsec import DSecClient, DSecContainerRunArgs, rollout
@@ -140,22 +149,27 @@ async def test_a_worker_that_was_killed_goes_on_when_it_is_submitted_again(
 
 
 async def test_a_paused_run_stands_still_and_goes_on(
-    containers: DSecClient, layers: Sequence[str]
+    containers: DSecClient, layers: Sequence[str], tmp_path: Path
 ) -> None:
-    async with await submitted(containers, "paused", layers) as run:
+    """Its rollout waits for a file that comes only after the pause."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    changes = {"loop": f"{tmp_path}/waits.py:waits", "prompts": [BASE], "group_size": 1}
+    async with await submitted(containers, "paused", layers, **changes) as run:
         async for event in run.events():
             if event.kind == "told":
                 break
         await run.pause()
         async with open_like(containers, run.project) as inner:
-            states = {s.state async for s in inner.list(job="paused", state=("running", "paused"))}
-            assert states == {"paused"}
+            ours = [s async for s in inner.list(job="paused")]
+            assert [s.state for s in ours] == ["paused", "paused"]
             listening = asyncio.create_task(finished(run))
             await asyncio.sleep(2.0)
             assert not listening.done()
             assert (await inner.get(run.worker.id)).state == "paused", "listening woke it"
-        await run.resume()
-        assert [r.value["reward"] for r in await listening] == [1.0, 1.0, 0.0, 0.0]
+            await run.resume()
+            (agent,) = [s for s in ours if s.uid != run.worker.uid]
+            await agent.files.write("/tmp/go", b"")
+        assert [r.value for r in await listening] == [0]
         await run.stop()
 
 
@@ -171,8 +185,8 @@ async def test_a_worker_may_only_what_its_run_needs(
     reaches the addresses of its routes and no others."""
     look = f"""
         stat -c %a {messages.CREDENTIALS}
-        key=$(grep -o 'dsec_[^"]*' {messages.CREDENTIALS})
-        cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cF "$key"
+        grep -o 'dsec_[^"]*' {messages.CREDENTIALS} >/tmp/key
+        cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -cFf /tmp/key
         ls /sys/class/net
     """
     async with await submitted(containers, "bounded", layers) as run:

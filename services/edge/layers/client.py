@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.edge.drivers.base import Layer
-from services.edge.layers.control import Answer, Question, ask
+from services.edge.layers.control import Answer, Question, Trace, ask
 from services.edge.layers.faults import Fault
 from shared.errors import DsecError, Unavailable, from_code
 
@@ -51,6 +51,11 @@ class LayerService:
         """What went wrong since fault number ``after``."""
         deadline = time.monotonic() + QUESTION_S
         return self._ask(Question(ask="faults", after=after), deadline).faults
+
+    def traces(self, after: int) -> list[Trace]:
+        """What of layers was read, since trace number ``after``."""
+        deadline = time.monotonic() + QUESTION_S
+        return self._ask(Question(ask="traces", after=after), deadline).traces
 
     def stats(self) -> dict[str, int]:
         """Counters, for measuring."""

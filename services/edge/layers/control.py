@@ -31,11 +31,21 @@ BACKLOG = 64
 
 class Question(msgspec.Struct):
     """``prepare``: make ``digests`` mountable. ``mount``: the folder's descriptor.
-    ``faults``: those after a number. ``hand_over``: both descriptors, and end."""
+    ``faults``: those after a number; ``traces``: what of layers was read, likewise.
+    ``hand_over``: both descriptors, and end."""
 
-    ask: Literal["prepare", "mount", "faults", "stats", "hand_over"]
+    ask: Literal["prepare", "mount", "faults", "traces", "stats", "hand_over"]
     digests: list[str] = []
     after: int = 0
+
+
+class Trace(msgspec.Struct):
+    """What the first reader of a layer needed, in units of ``unit_bytes``."""
+
+    number: int
+    digest: str
+    unit_bytes: int
+    units: list[int]
 
 
 class Place(msgspec.Struct):
@@ -53,6 +63,7 @@ class Answer(msgspec.Struct):
     connection: str = ""
     places: list[Place] = []
     faults: list[Fault] = []
+    traces: list[Trace] = []
     stats: dict[str, int] = {}
     error: tuple[str, str] | None = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,8 +18,12 @@ NAME = "profile"
 class Profiles:
     """Recorded in the first ``seconds`` after a layer without a profile is first read."""
 
-    def __init__(self, *, seconds: float, units_max: int) -> None:
+    def __init__(
+        self, *, seconds: float, units_max: int,
+        finished: Callable[[Path, list[int]], None] = lambda folder, units: None,
+    ) -> None:  # fmt: skip
         self._seconds, self._units_max = seconds, units_max
+        self._finished = finished
         self._recording: dict[Path, tuple[float, dict[int, None]]] = {}
 
     def used(self, folder: Path, units: range) -> None:
@@ -41,6 +46,7 @@ class Profiles:
         """Ends the recording: its time is over, or nobody has the layer open any more."""
         until, seen = self._recording.pop(folder, (0.0, {}))
         if until and seen:
+            self._finished(folder, list(seen))
             with suppress(OSError):  # the layer may be evicted, the disk full
                 (folder / NAME).write_bytes(array.array("I", seen).tobytes())
 

@@ -1,4 +1,4 @@
-"""Tells audit what went wrong with layers of a remote store.
+"""Tells audit what went wrong with layers of a remote store, and imagesvc what was read.
 
 Owns: asking the layer service, the way onto the bus. Does not own: what is a fault. A fault
 has one id, so that one told twice, as after the edge's restart, is recorded once.
@@ -11,8 +11,10 @@ import logging
 
 from schemas.audit import Violation, Violations
 from schemas.base import encode
-from schemas.subjects import sec
+from schemas.hotset import LayerAccess, LayerAccesses
+from schemas.subjects import evt, sec
 from services.edge.layers.client import LayerService
+from services.edge.layers.control import Trace
 from services.edge.layers.faults import Fault
 from services.edge.link import Link
 from shared.bus import Outgoing
@@ -28,7 +30,7 @@ class Watch:
 
     def __init__(self, service: LayerService, *, node: str, link: Link) -> None:
         self._service, self._node, self._link = service, node, link
-        self._told = 0
+        self._told = self._traced = 0
 
     async def run(self) -> None:
         """For ever."""
@@ -36,8 +38,26 @@ class Watch:
             await asyncio.sleep(LOOK_S)
             try:
                 await self._tell(await asyncio.to_thread(self._service.faults, self._told))
+                await self._trace(await asyncio.to_thread(self._service.traces, self._traced))
             except DsecError as error:
-                log.debug("faults of layers are told later: %s", error.message)
+                log.debug("what happened to layers is told later: %s", error.message)
+
+    async def _trace(self, traces: list[Trace]) -> None:
+        if not traces:
+            return
+        message = LayerAccesses(
+            node=self._node,
+            layers=[
+                LayerAccess(digest=one.digest, unit_bytes=one.unit_bytes, units=one.units)
+                for one in traces
+            ],
+        )
+        number = traces[-1].number
+        subject = evt("edge", "access_profile", self._node)
+        await self._link.bus.store(
+            [Outgoing(subject, encode(message), msg_id=f"{self._node}-traces-{number}")]
+        )
+        self._traced = number
 
     async def _tell(self, faults: list[Fault]) -> None:
         if not faults:

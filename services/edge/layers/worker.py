@@ -22,6 +22,7 @@ from services.edge.layers.opens import Opens
 from services.edge.layers.profiles import Profiles
 from services.edge.layers.server import Server
 from services.edge.layers.settings import Settings
+from services.edge.layers.traces import Traces
 from shared import process
 from shared.blobs.opening import open_store
 from shared.errors import DsecError, Unavailable
@@ -48,9 +49,11 @@ class Worker:
         )  # fmt: skip
         self.catalog = Catalog(reader, self.cache, settings=settings, faults=self.faults)
         self.chunks = Chunks(reader, self.cache, settings=settings, faults=self.faults)
+        self.traces = Traces(settings.layers_unit_bytes)
         self.profiles = Profiles(
-            seconds=settings.layers_profile_s, units_max=settings.layers_profile_units_max
-        )
+            seconds=settings.layers_profile_s, units_max=settings.layers_profile_units_max,
+            finished=lambda folder, units: self.traces.add(folder.name, units),
+        )  # fmt: skip
         self.server = Server(
             settings.layers_fuse_fd, catalog=self.catalog, chunks=self.chunks, opens=self.opens,
             profiles=self.profiles, unit_bytes=settings.layers_unit_bytes, ended=stop.set,
@@ -104,6 +107,8 @@ class Worker:
             return answer, [self._settings.layers_fuse_fd, self._settings.layers_mount_fd]
         if question.ask == "faults":
             answer.faults = self.faults.after(question.after)
+        elif question.ask == "traces":
+            answer.traces = self.traces.after(question.after)
         elif question.ask == "stats":
             answer.stats = self._stats()
         else:

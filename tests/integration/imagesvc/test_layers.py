@@ -16,6 +16,7 @@ from services.imagesvc.importer import Importer
 from services.imagesvc.reading import ImportLimits
 from services.imagesvc.sources import ImportRequest, PathSource
 from shared.blobs.folder import FolderStore
+from shared.errors import InvalidRequest
 from tests.integration.imagesvc.seen import Entry, manifest, mounted
 from tests.unit.services.imagesvc.tars import (
     Member,
@@ -242,13 +243,16 @@ def mount(source: Path | str, target: Path, kind: str, data: str) -> None:
 
 
 def test_names_that_leave_the_layer_store_nothing(tmp_path: Path) -> None:
-    for name in ("/etc/x", "../x", "a/../../x"):
+    """Also as what a hard link refers to. A symbolic link is only text, wherever it leads."""
+    bad = [member(name, b"2") for name in ("/etc/x", "../x", "a/../../x")]
+    bad += [hardlink("linked", target) for target in ("/etc/passwd", "../ok", "ok/../../x")]
+    for entry in bad:
         archive = tmp_path / "bad.tar"
-        archive.write_bytes(tar_bytes([member("ok", b"1"), member(name, b"2")]))
+        archive.write_bytes(tar_bytes([member("ok", b"1"), entry]))
         store = FolderStore(tmp_path / "store")
         importer = Importer(store)
-        with pytest.raises(Exception, match="name"):
+        with pytest.raises(InvalidRequest, match="name") as caught:
             importer.run_blocking(ImportRequest(PathSource(archive)))
         importer.close()
+        assert caught.value.field == "archive"
         assert list(store.list()) == []
-        assert not Path("/etc/x").exists()

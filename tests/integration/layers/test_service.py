@@ -286,6 +286,10 @@ def test_what_the_first_reader_needed_is_fetched_ahead_for_the_next(node: Node) 
     node.unmount()
     folder = node.root / "cache" / digest
     eventually(lambda: (folder / PROFILE).exists())
+    (trace,) = node.service.traces(0)
+    assert (trace.digest, trace.units) == (digest, sorted(set(trace.units)))
+    assert 0 < len(trace.units) * trace.unit_bytes < sum(map(len, content.values()))
+    assert node.service.traces(trace.number) == []
     node.stop_keeper()
     for chunk in folder.glob("[0-9]*"):
         chunk.unlink()

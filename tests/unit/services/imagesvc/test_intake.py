@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from schemas.image import ImageCreate
+from schemas.image import Blob, ImageCreate
 from services.imagesvc.intake import Allowed, import_request
-from services.imagesvc.sources import DockerSource, PathSource
+from services.imagesvc.names import RegistryName
+from services.imagesvc.sources import (
+    BuildSource,
+    DockerSource,
+    GitSource,
+    PathSource,
+    RegistrySource,
+)
 from shared.errors import DsecError, Forbidden
 
 
@@ -63,3 +70,59 @@ def test_bad_requests_name_their_field(fields: dict[str, Any], field: str) -> No
     with pytest.raises(DsecError) as caught:
         import_request(create(**fields), Allowed("/"))
     assert (caught.value.code, caught.value.field) == ("invalid_request", field)
+
+
+def test_files_are_what_their_form_says(tmp_path: Path) -> None:
+    allowed = Allowed(str(tmp_path), builds=True)
+
+    def source(**fields: Any) -> Any:
+        return import_request(create(path=str(tmp_path), **fields), allowed).source
+
+    assert source(form="image", reference="a:1") == PathSource(tmp_path, "a:1", "image")
+    assert source(form="git", commit="abc") == GitSource(tmp_path, "abc")
+    assert source(form="git") == GitSource(tmp_path)
+    built = source(form="dockerfile", dockerfile="sub/File", target="t")
+    assert built == BuildSource(tmp_path, "sub/File", "t")
+    uploaded = import_request(
+        create(upload=Blob(id="0123456789abcdef", size_bytes=1, sha256="0" * 64)), Allowed(),
+        uploaded=tmp_path / "up",
+    )  # fmt: skip
+    assert uploaded.source == PathSource(tmp_path / "up")
+
+
+def test_options_that_a_source_does_not_have_are_refused(tmp_path: Path) -> None:
+    allowed = Allowed(str(tmp_path), builds=True)
+    for fields, field in (
+        ({"commit": "a"}, "commit"),
+        ({"target": "a", "form": "git"}, "target"),
+        ({"reference": "a", "form": "tree"}, "reference"),
+        ({"form": "dockerfile", "dockerfile": "../x"}, "dockerfile"),
+        ({"form": "dockerfile", "dockerfile": "/x"}, "dockerfile"),
+    ):
+        with pytest.raises(DsecError) as caught:
+            import_request(create(path=str(tmp_path), **fields), allowed)
+        assert (caught.value.code, caught.value.field) == ("invalid_request", field)
+    with pytest.raises(DsecError) as caught:
+        import_request(create(docker="a", form="image"), allowed)
+    assert caught.value.field == "form"
+
+
+def test_registries_and_builds_are_the_operators_choice(tmp_path: Path) -> None:
+    def registry(registries: str) -> Any:
+        asked = create(registry="registry.example:5000/a/b:1")
+        return import_request(asked, Allowed(registries=registries)).source
+
+    name = RegistryName("registry.example:5000", "a/b", "1")
+    assert registry("other.example, registry.example:5000") == RegistrySource(name)
+    assert registry("*") == RegistrySource(name)
+    assert registry("http://registry.example:5000") == RegistrySource(name, plain_http=True)
+    for closed in ("", "registry.example", "example:5000", "http://registry.example"):
+        with pytest.raises(Forbidden) as caught:
+            registry(closed)
+        assert caught.value.field == "registry"
+    for host, plain in (("localhost:5000", True), ("127.0.0.1", True), ("127.example", False)):
+        source = import_request(create(registry=f"{host}/a"), Allowed(registries="*")).source
+        assert isinstance(source, RegistrySource)
+        assert source.plain_http is plain
+    with pytest.raises(Forbidden):
+        import_request(create(path=str(tmp_path), form="dockerfile"), Allowed(str(tmp_path)))

@@ -1,0 +1,61 @@
+"""Exports whose outcome nobody asks for take nobody's place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.sandbox import ImageConfig
+from services.imagesvc.exports import QUEUE_MAX, Environment, Exports
+from services.imagesvc.names import ImageName
+from shared.errors import CapacityExhausted, NotFound
+
+
+class Store:
+    """Has nothing."""
+
+    def manifest(self, digest: str) -> Any:
+        raise NotFound(f"no layer {digest}", field="digest")
+
+
+def environment(number: int) -> Environment:
+    return Environment("team", ImageName("x"), [f"{number:064x}"], ImageConfig())
+
+
+def exports(folder: Path) -> Exports:
+    async def keep(holder: str, layers: Sequence[Any]) -> None: ...
+
+    async def release(holder: str) -> None: ...
+
+    return Exports(Store(), folder, keep_s=60, keep=keep, release=release)  # type: ignore[arg-type]
+
+
+async def outcome(made: Exports, number: int) -> None:
+    while (await made.get(environment(number))).export is None:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_failed_export_is_told_and_may_be_asked_for_again(tmp_path: Path) -> None:
+    made = exports(tmp_path)
+    for _ in range(2):
+        with pytest.raises(NotFound):
+            await outcome(made, 1)
+    await made.close()
+
+
+async def test_what_nobody_asks_for_again_fills_no_queue(tmp_path: Path) -> None:
+    made = exports(tmp_path)
+    for number in range(3 * QUEUE_MAX):
+        while True:
+            try:
+                await made.get(environment(number))
+                break
+            except CapacityExhausted:  # the others are still at it
+                await asyncio.sleep(0.01)
+            except NotFound:
+                break
+    await made.close()
