@@ -242,8 +242,9 @@ async def test_idle_time_pauses_where_that_is_asked(system: Cluster) -> None:
 
 async def test_what_cannot_be_enforced_is_refused(system: Cluster) -> None:
     cases: dict[str, dict[str, Any]] = {
-        "policy": {"policy": {"network": {"pypi": True}}},
-        "require": {"require": ["files.hidden"]},
+        "policy.files.hidden": {"policy": {"files": {"hidden": ["/opt/answers"]}}},
+        "policy.require": {"require": ["files.hidden"]},
+        "require": {"require": ["display"]},
     }
     for field, spec in cases.items():
         uid = ids.new()
