@@ -120,15 +120,8 @@ class Gate:
     def _still(self, flow: _Flow) -> bool:
         if self._reach.address(flow.address, flow.port).allow:
             return True
-        if not flow.name:
-            return any(self._opens(n, flow.port) for n in self._grants.names(flow.address))
-        return (
-            self._opens(flow.name, flow.port)
-            and self._reach.may_open(flow.name, flow.address).allow
-        )
-
-    def _opens(self, name: str, port: int) -> bool:
-        return any(low <= port <= high for low, high in self._reach.ports(name))
+        names = [flow.name] if flow.name else self._grants.names(flow.address)
+        return any(self._reach.through(n, flow.address, flow.port).allow for n in names)
 
     def _filled(self, reach: Reach) -> PolicyMap:
         made = self._kernel.policy(self._rules)
@@ -241,37 +234,48 @@ class Gate:
         verdict = self._reach.address(address, port)
         if verdict.allow:
             return address, b""
-        names = [n for n in self._grants.names(address) if self._opens(n, port)]
-        if not names:
+        names = self._grants.names(address)
+        if not any(self._reach.through(n, address, port).allow for n in names):
             self._tell(Refused("bpf_net", verdict.rule, str(address), port, pid=pid))
             return None, b""
         if port not in CHECKED_PORTS:
             return address, b""
         name, first = await self._asked(sock)
-        if not name or not self._opens(name, port):
-            rule = self._reach.named(name).rule if name else "no name"
-            self._tell(Refused("sni", rule, str(address), port, name or "", pid))
+        target, rule = await self._address_of(name, address, port) if name else (None, "no name")
+        if target is None:
+            if rule:
+                self._tell(Refused("sni", rule, str(address), port, name, pid))
             return None, b""
-        self._named(name)
-        return await self._address_of(name, address), first
+        self._named(name, target)
+        return target, first
 
-    def _named(self, name: str) -> None:
+    def _named(self, name: str, target: Address) -> None:
         mine = asyncio.current_task()
         for flow in self._flows:
             if flow.task is mine:
-                flow.name = name
+                flow.name, flow.address = name, target
 
-    async def _address_of(self, name: str, address: Address) -> Address | None:
+    async def _address_of(
+        self, name: str, address: Address, port: int
+    ) -> tuple[Address | None, str]:
         """The address that was asked for, where the name opened it, else one that the
-        name has: not where a client says it is."""
+        name has: not where a client says it is. None where there is none that it may
+        reach, and the rule that denies it."""
+        if not any(low <= port <= high for low, high in self._reach.ports(name)):
+            return None, self._reach.named(name).rule  # nothing is asked for it either
         opened = self._grants.addresses(name)
-        if address in opened:
-            return address
         if not opened:
             kind = KINDS[0] if address.version == 4 else KINDS[1]
             opened = list((await self._resolve(name, int(kind))).addresses)
-        same = [a for a in opened if a.version == address.version]
-        return same[-1] if same else None
+        rule = ""
+        for one in sorted(reversed(opened), key=lambda a: a != address):
+            if one.version != address.version:
+                continue
+            verdict = self._reach.through(name, one, port)
+            if verdict.allow:
+                return one, verdict.rule
+            rule = verdict.rule
+        return None, rule
 
     async def _asked(self, sock: socket.socket) -> tuple[str, bytes]:
         loop = asyncio.get_running_loop()

@@ -136,6 +136,26 @@ def test_a_name_opens_only_what_it_may(
     assert of(rules).may_open(name, ipaddress.ip_address(address)).allow is opens
 
 
+@pytest.mark.parametrize(
+    ("rules", "port", "reaches"),
+    [
+        ({"n.example": True, "203.0.113.1:443": False}, 443, False),
+        ({"n.example": True, "203.0.113.1:443": False}, 80, True),
+        ({"n.example": True, "203.0.113.1": False}, 80, False),
+        ({"n.example": True}, 22, False),
+        ({"n.example": True, "203.0.113.1:22": True}, 22, False),
+        ({"n.example": False, "203.0.113.1": True}, 443, False),
+        ({}, 443, False),
+    ],
+)
+def test_a_name_leads_past_no_rule_about_an_address(
+    rules: dict[str, bool], port: int, reaches: bool
+) -> None:
+    """(N02)"""
+    found = of(rules).through("n.example", ipaddress.ip_address("203.0.113.1"), port)
+    assert found.allow is reaches
+
+
 def test_an_opened_address_keeps_what_denies_a_port() -> None:
     found = of({"a.example:*": True, "203.0.113.1:22": False})
     entry = found.opened(ipaddress.ip_address("203.0.113.1"), found.ports("a.example"))
