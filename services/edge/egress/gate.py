@@ -107,10 +107,15 @@ class Gate:
     def change(self, reach: Reach) -> int:
         """Puts other rules into force: the kernel's at once and as a whole, names that
         are still allowed keep what they opened, flows that are no longer allowed are
-        reset. Returns how many were."""
-        old, self._reach = self._map, reach
-        self._map = self._filled(reach)
-        self._kernel.enforce(self.cookie, self._map)
+        reset. Returns how many were. Raises ``OSError`` where there is no room, and then
+        nothing changed."""
+        made = self._filled(reach)
+        try:
+            self._kernel.enforce(self.cookie, made)
+        except BaseException:
+            made.close()
+            raise
+        old, self._map, self._reach = self._map, made, reach
         old.close()
         over = [flow for flow in self._flows if not self._still(flow)]
         for flow in over:

@@ -90,8 +90,7 @@ class Egress:
             )  # fmt: skip
         except OSError as err:
             inside.close()
-            text = f"no room for network rules: {err.strerror}"
-            raise CapacityExhausted(text, field="network_rules") from err
+            raise _no_room(err) from err
         except BaseException:
             inside.close()
             raise
@@ -101,11 +100,16 @@ class Egress:
         self._watch(kernel)
 
     def change(self, uid: str, policy: Policy) -> int:
-        """Puts other rules into force; how many flows were reset."""
+        """Puts other rules into force; how many flows were reset. Raises, and then
+        nothing changed."""
         held = self._held[uid]
-        held.stage = policy.stage
+        reach = Reach(policy.network, self._services)
         self._count([held])
-        reset = held.gate.change(Reach(policy.network, self._services))
+        try:
+            reset = held.gate.change(reach)
+        except OSError as err:
+            raise _no_room(err) from err
+        held.stage = policy.stage
         return reset
 
     def has(self, uid: str) -> bool:
@@ -230,6 +234,10 @@ class Egress:
             held.counted += lost
             told = self._violation(held, Denial(held.gate.cookie, "", 0, "", "", 0), 0)
             self._tell(_lost(told, lost))
+
+
+def _no_room(err: OSError) -> CapacityExhausted:
+    return CapacityExhausted(f"no room for network rules: {err.strerror}", field="network_rules")
 
 
 def _summary(last: Violation, targets: int, samples: list[str]) -> Violation:

@@ -137,3 +137,17 @@ async def test_a_flow_is_judged_by_where_it_went(inside: Inside) -> None:
     assert field.gate.change(of(rules)) == 1
     with pytest.raises(asyncio.CancelledError):
         await flow.task
+
+
+async def test_rules_that_find_no_room_change_nothing(inside: Inside) -> None:
+    field = Field({"m.example": True}, inside)
+    field.gate.change(of({"m.example": True}))
+    before = field.kernel.inforce
+    field.kernel.full = True
+    with pytest.raises(OSError):
+        field.gate.change(of({"n.example": True}))
+    assert field.kernel.inforce is before and before is not None
+    assert await field.look("n.example") is None
+    field.kernel.full = False
+    await field.look("m.example")
+    assert ipaddress.ip_network(M) in before.held
