@@ -273,7 +273,7 @@ class Gate:
             kind = KINDS[0] if address.version == 4 else KINDS[1]
             opened = list((await self._resolve(name, int(kind))).addresses)
         rule = ""
-        for one in sorted(reversed(opened), key=lambda a: a != address):
+        for one in sorted(opened[::-1], key=lambda a: a != address):
             if one.version != address.version:
                 continue
             verdict = self._reach.through(name, one, port)

@@ -16,6 +16,9 @@ HOLD_S = 60.0
 live, and answers that rotate must not close what was just opened."""
 GRACE_S = 5.0
 ADDRESSES_MAX = 4096
+NAMES_MAX = 32
+"""Of one address: below a wildcard there are names without end. The one that ends first
+makes room; it is asked for again where a connection names it."""
 
 
 @dataclass(slots=True)
@@ -31,6 +34,8 @@ class Grants:
             if address not in self.until and len(self.until) >= ADDRESSES_MAX:
                 return False
             names = self.until.setdefault(address, {})
+            if name not in names and len(names) >= NAMES_MAX:
+                del names[min(names, key=names.__getitem__)]
             names[name] = max(end, names.get(name, 0.0))
         return True
 

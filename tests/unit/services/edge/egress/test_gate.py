@@ -144,7 +144,7 @@ async def test_rules_that_find_no_room_change_nothing(inside: Inside) -> None:
     field.gate.change(of({"m.example": True}))
     before = field.kernel.inforce
     field.kernel.full = True
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="full"):
         field.gate.change(of({"n.example": True}))
     assert field.kernel.inforce is before and before is not None
     assert await field.look("n.example") is None
