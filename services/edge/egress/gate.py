@@ -273,8 +273,8 @@ class Gate:
             kind = KINDS[0] if address.version == 4 else KINDS[1]
             opened = list((await self._resolve(name, int(kind))).addresses)
         rule = ""
-        for one in sorted(opened[::-1], key=lambda a: a != address):
-            if one.version != address.version:
+        for one in (address, *reversed(opened)):
+            if one not in opened or one.version != address.version:
                 continue
             verdict = self._reach.through(name, one, port)
             if verdict.allow:
