@@ -21,7 +21,7 @@ from services.edge.egress import flows
 from services.edge.egress.dns import KINDS, Lookup, NameServer
 from services.edge.egress.grants import Grants
 from services.edge.egress.kernelmaps import Kernel, PolicyMap
-from services.edge.egress.names import HEAD_MAX, asked
+from services.edge.egress.names import HEAD_MAX, Head
 from services.edge.egress.namespaces import Inside, Uplink
 from services.edge.egress.resolver import Answer, Resolver
 from services.edge.policy.reach import Entry, Reach, Verdict
@@ -284,18 +284,18 @@ class Gate:
 
     async def _asked(self, sock: socket.socket) -> tuple[str, bytes]:
         loop = asyncio.get_running_loop()
-        head = b""
+        head, read = Head(), 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEAD_S):
-                while len(head) < HEAD_MAX:
+                while read < HEAD_MAX:
                     more = await loop.sock_recv(sock, HEAD_PIECE)
-                    head += more
-                    found = asked(head)
+                    read += len(more)
+                    found = head.add(more)
                     if isinstance(found, str):
-                        return found, head
+                        return found, head.whole
                     if found is False or not more:
                         break
-        return "", head
+        return "", head.whole
 
     async def _connect(self, address: Address, port: int, pid: int) -> socket.socket | None:
         if await self._is_own(address):
