@@ -25,7 +25,7 @@ from services.edge.egress.names import HEAD_MAX, Head
 from services.edge.egress.namespaces import Inside, Uplink
 from services.edge.egress.resolver import Answer, Resolver
 from services.edge.policy.reach import Entry, Reach, Verdict
-from shared.errors import DsecError
+from shared.errors import CapacityExhausted, DsecError
 from shared.policies.network import Address
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ FLOWS_MAX = 1024
 HEAD_S = 10.0
 CONNECT_S = 15.0
 REAP_S = 5.0
+WARN_S = 60.0
 CHECKED_PORTS = frozenset({80, 443})
 HEAD_PIECE = 16 * 1024
 OWN = Verdict(False, "never")
@@ -70,6 +71,8 @@ class Gate:
         self._inside, self._reach = inside, reach
         self._kernel, self._uplink, self._resolver, self._tell = kernel, uplink, resolver, tell
         self._grants = Grants()
+        self._late: set[Address] = set()
+        self._warn_at = 0.0
         self._rules: dict[str, int] = {}
         self._flows: set[_Flow] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -156,7 +159,7 @@ class Gate:
         return Lookup(await self._resolve(name, kind))
 
     async def _resolve(self, name: str, kind: int) -> Answer:
-        """The addresses that a name may open, opened."""
+        """The addresses that a name may open, opened. Raises ``CapacityExhausted``."""
         answer = await self._resolver.ask(name, kind)
         good: list[Address] = []
         for address in answer.addresses:
@@ -167,11 +170,23 @@ class Gate:
                 good.append(address)
             else:
                 self._tell(Refused("dns", verdict.rule, str(address), name=name))
+        kept = self._grants.add(name, good, answer.ttl_s, now=time.monotonic())
+        if len(kept) < len(good):
+            self._warn("names opened too many addresses")
+        try:
+            self._map.put(self._reach.opened(a, self._ports(a, self._reach)) for a in kept)
+        except OSError as err:
+            self._late.update(kept)
+            self._warn(f"no room for addresses of names: {err.strerror}")
+            raise CapacityExhausted("no room for addresses of names") from err
+        return Answer(answer.rcode, tuple(kept), answer.ttl_s)
+
+    def _warn(self, text: str) -> None:
+        """A sandbox can bring it about as often as it likes."""
         now = time.monotonic()
-        if not self._grants.add(name, good, answer.ttl_s, now=now):
-            log.warning("sandbox: names opened too many addresses")
-        self._map.put(self._reach.opened(a, self._ports(a, self._reach)) for a in good)
-        return Answer(answer.rcode, tuple(good), answer.ttl_s)
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_S
+            log.warning("sandbox of namespace %d: %s", self.cookie, text)
 
     async def _is_own(self, address: Address) -> bool:
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -180,15 +195,27 @@ class Gate:
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(REAP_S)
-            for address in self._grants.expire(time.monotonic()):
-                ports = self._ports(address, self._reach)
-                entry = self._reach.opened(address, ports)
-                if ports:
-                    self._map.put([entry])
-                elif exact := self._exact(address):
-                    self._map.put([exact])
-                else:
-                    self._map.remove(entry)
+            self._expire(time.monotonic())
+
+    def _expire(self, now: float) -> None:
+        """Closes what is over, and what found no room before; the rest comes next turn."""
+        late, self._late = self._late, set()
+        for address in {*late, *self._grants.expire(now)}:
+            try:
+                self._settle(address)
+            except OSError as err:
+                self._late.add(address)
+                self._warn(f"an address of names is not settled: {err.strerror}")
+
+    def _settle(self, address: Address) -> None:
+        ports = self._ports(address, self._reach)
+        entry = self._reach.opened(address, ports)
+        if ports:
+            self._map.put([entry])
+        elif exact := self._exact(address):
+            self._map.put([exact])
+        else:
+            self._map.remove(entry)
 
     def _exact(self, address: Address) -> Entry | None:
         block = ipaddress.ip_network(address)

@@ -108,8 +108,19 @@ class PolicyMap:
             )
             value = struct.pack("<II", len(entry.ports), 0) + rules
             key = self._key(entry)
-            self._trie.set(key, value.ljust(VALUE_BYTES, b"\0"))
-            self._keys.add(key)
+            self._set(key, value.ljust(VALUE_BYTES, b"\0"))
+
+    def _set(self, key: bytes, value: bytes) -> None:
+        try:
+            self._trie.set(key, value)
+        except OSError:
+            if key not in self._keys:
+                raise
+            # a trie that is full does not even replace: what was goes first
+            self._trie.delete(key)
+            self._keys.discard(key)
+            self._trie.set(key, value)
+        self._keys.add(key)
 
     def remove(self, entry: Entry) -> None:
         key = self._key(entry)

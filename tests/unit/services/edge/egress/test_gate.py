@@ -6,17 +6,21 @@ import asyncio
 import errno
 import ipaddress
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import pytest
 
 from services.edge.egress.gate import Gate, Refused, _Flow
-from services.edge.egress.kernelmaps import Kernel
+from services.edge.egress.grants import ADDRESSES_MAX, GRACE_S, HOLD_S
+from services.edge.egress.kernelmaps import Kernel, PolicyMap
+from services.edge.egress.libbpf import Map
 from services.edge.egress.namespaces import Inside, Uplink
 from services.edge.egress.resolver import Answer, Resolver
 from services.edge.policy.reach import Entry, Reach
 from shared import policies
+from shared.errors import CapacityExhausted
 from shared.policies.network import Address
 
 M, N = ipaddress.ip_address("203.0.113.4"), ipaddress.ip_address("203.0.113.5")
@@ -151,3 +155,61 @@ async def test_rules_that_find_no_room_change_nothing(inside: Inside) -> None:
     field.kernel.full = False
     await field.look("m.example")
     assert ipaddress.ip_network(M) in before.held
+
+
+async def test_addresses_beyond_what_is_kept_are_not_put_into_the_map(inside: Inside) -> None:
+    field = Field({"*.a.example": True}, inside)
+    many = [ipaddress.ip_address(0x50000000 + n) for n in range(ADDRESSES_MAX + 1)]
+    field.resolver.known["x.a.example"] = tuple(many)
+    field.gate.change(of({"*.a.example": True}))
+    answer = await field.look("x.a.example")
+    assert answer is not None and answer.addresses == tuple(many[:-1])
+    assert field.kernel.inforce is not None
+    assert ipaddress.ip_network(many[-1]) not in field.kernel.inforce.held
+
+
+async def test_a_full_map_refuses_a_name_and_goes_on_closing(inside: Inside) -> None:
+    field = Field({"m.example": True, "n.example": True, f"{M}:22": False}, inside)
+    field.gate.change(of({"m.example": True, "n.example": True, f"{M}:22": False}))
+    inforce = field.kernel.inforce
+    assert inforce is not None
+    own = inforce.held[ipaddress.ip_network(M)]
+    await field.look("m.example")
+    await field.look("n.example")
+    field.kernel.full = True
+    with pytest.raises(CapacityExhausted):
+        await field.look("n.example")
+    over = time.monotonic() + 3600 + HOLD_S + GRACE_S
+    field.gate._expire(over)
+    assert ipaddress.ip_network(N) not in inforce.held
+    assert inforce.held[ipaddress.ip_network(M)] != own
+    field.kernel.full = False
+    field.gate._expire(over)
+    assert inforce.held[ipaddress.ip_network(M)] == own
+
+
+class FullTrie:
+    """Takes nothing at its limit, not even another value: as the kernel's does."""
+
+    def __init__(self) -> None:
+        self.held: dict[bytes, bytes] = {}
+
+    def set(self, key: bytes, value: bytes) -> None:
+        if len(self.held) >= 1:
+            raise OSError(errno.ENOSPC, "full")
+        self.held[key] = value
+
+    def delete(self, key: bytes) -> None:
+        self.held.pop(key, None)
+
+
+def test_a_full_map_is_changed_where_it_is_the_sandboxs() -> None:
+    trie = FullTrie()
+    made = PolicyMap(cast(Map, trie), 1, {})
+    reach = of({})
+    made.put([reach.opened(M, [(443, 443)])])
+    before = dict(trie.held)
+    made.put([reach.opened(M, [(80, 80)])])
+    assert trie.held.keys() == before.keys() and trie.held != before
+    with pytest.raises(OSError, match="full"):
+        made.put([reach.opened(N, [(80, 80)])])

@@ -35,7 +35,8 @@ def test_an_older_answer_does_not_shorten_a_newer_one() -> None:
 def test_names_open_no_more_than_so_many_addresses() -> None:
     grants = Grants()
     many = [ipaddress.ip_address(0x0A000000 + n) for n in range(ADDRESSES_MAX + 1)]
-    assert not grants.add("a", many, 1, now=0.0)
+    assert grants.add("a", many, 1, now=0.0) == many[:-1]
+    assert grants.add("b", [many[-1], many[0]], 1, now=0.0) == [many[0]]
     assert len(grants.until) == ADDRESSES_MAX
 
 
