@@ -16,11 +16,10 @@ from pathlib import Path
 
 from services.edge.egress.libbpf import Map, Programs
 from services.edge.policy.reach import DEFAULT, Entry
-from shared.policies.network import Address
+from shared.policies.network import MAPPED, Address
 
 GATE4, GATE6, GATE_PORT = "192.0.0.8", "fd64:7365:6300::1", 1
 PROGRAMS = ("out_connect4", "out_connect6", "out_sendmsg4", "out_sendmsg6", "note_port")
-MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 NO_POLICY, DEFAULT_RULE = 0xFFFF, 0
 MISSING = "missing policy"
 _COOKIE = struct.Struct("<Q")

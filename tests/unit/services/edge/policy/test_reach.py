@@ -52,6 +52,11 @@ def test_nothing_is_reached_by_default() -> None:
         ({"*": True, "10.0.0.0/8:5432": True}, "10.1.2.3", 443, False),
         ({"10.1.2.3": True}, "10.1.2.3", 9, True),
         ({"*:443": True}, "8.8.8.8", 80, False),
+        ({"*": True, "::ffff:203.0.113.5": False}, "203.0.113.5", 443, False),
+        ({"*": True, "[::ffff:203.0.113.5]:22": False}, "203.0.113.5", 22, False),
+        ({"*": True, "[::ffff:203.0.113.5]:22": False}, "203.0.113.5", 443, True),
+        ({"*": True, "::ffff:203.0.113.0/120": False}, "203.0.113.9", 443, False),
+        ({"*": True, "::ffff:203.0.113.0/120": False}, "203.0.114.9", 443, True),
     ],
 )
 def test_the_more_specific_rule_counts(
