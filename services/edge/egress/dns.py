@@ -32,6 +32,8 @@ QUERIES_MAX = 64
 """Of one sandbox at once; more are told to come again."""
 STREAMS_MAX = 16
 STREAM_S = 30.0
+ACCEPT_AGAIN_S = 0.1
+"""After a connection could not be taken: there may be descriptors again."""
 KINDS = (dns.rdatatype.A, dns.rdatatype.AAAA)
 
 
@@ -89,7 +91,10 @@ class NameServer:
             try:
                 sock, _ = await self._loop.sock_accept(self._tcp)
             except OSError:
-                return
+                if self._tcp.fileno() < 0:
+                    return
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
             if self._streams >= STREAMS_MAX:
                 sock.close()
                 continue

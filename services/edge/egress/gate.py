@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.edge.egress import flows
-from services.edge.egress.dns import KINDS, Lookup, NameServer
+from services.edge.egress.dns import ACCEPT_AGAIN_S, KINDS, Lookup, NameServer
 from services.edge.egress.grants import Grants
 from services.edge.egress.kernelmaps import Kernel, PolicyMap
 from services.edge.egress.names import HEAD_MAX, Head
@@ -229,7 +229,10 @@ class Gate:
             try:
                 sock, peer = await loop.sock_accept(listener)
             except OSError:
-                return
+                if listener.fileno() < 0:
+                    return
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
             sock.setblocking(False)
             origin = self._kernel.arrival(self.cookie, family, peer[1])
             if origin is None or len(self._flows) >= FLOWS_MAX:

@@ -13,12 +13,12 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.audit import Violation
 from services.edge.agent import wire
-from services.edge.agent.asking import Asking, Denied
+from services.edge.agent.asking import Asking, Denied, Room
 from services.edge.agent.client import AgentClient
 from services.edge.agent.wire import Tag
 from services.edge.cgroups import Groups
@@ -50,6 +50,7 @@ class _Held:
     project: str
     plan: Plan
     asking: Asking | None = None
+    room: Room = field(default_factory=Room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class Enforcing:
         if plan.calls:
             policy = plan.policy
             payload += wire.field(Tag.FILTER, seccomp.program(policy, self._machine, notify=False))
-            asking = Asking(lambda denied: self._denied(held, denied))
+            asking = Asking(lambda denied: self._denied(held, denied), held.room)
             payload += wire.field(
                 Tag.FILTER_ASK, seccomp.program(policy, self._machine, notify=True)
             )

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from services.edge.egress import gate
 from services.edge.egress.gate import Gate, Refused, _Flow
 from services.edge.egress.grants import ADDRESSES_MAX, GRACE_S, HOLD_S
 from services.edge.egress.kernelmaps import Kernel, PolicyMap
@@ -213,3 +214,22 @@ def test_a_full_map_is_changed_where_it_is_the_sandboxs() -> None:
     assert trie.held.keys() == before.keys() and trie.held != before
     with pytest.raises(OSError, match="full"):
         made.put([reach.opened(N, [(80, 80)])])
+
+
+async def test_a_connection_that_cannot_be_taken_is_not_the_last(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "ACCEPT_AGAIN_S", 0.001)
+    field = Field({}, inside)
+    loop, tries = asyncio.get_running_loop(), list[int]()
+    listener = socket.socket()
+
+    async def refused(_: socket.socket) -> None:
+        tries.append(1)
+        if len(tries) == 3:
+            listener.close()
+        raise OSError(errno.EMFILE, "no descriptors")
+
+    monkeypatch.setattr(loop, "sock_accept", refused)
+    await asyncio.wait_for(field.gate._accept(4, listener), 10)
+    assert len(tries) == 3
