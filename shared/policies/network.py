@@ -146,8 +146,8 @@ def _block(text: str) -> Block | None:
 def _unmapped(block: Block) -> Block:
     """The IPv4 block that an IPv6 one stands for: there is no other traffic to it."""
     if isinstance(block, ipaddress.IPv6Network) and _within(block, MAPPED):
-        first = block.network_address.ipv4_mapped
-        return ipaddress.ip_network((first, block.prefixlen - MAPPED.prefixlen))
+        first = ipaddress.IPv4Address(block.network_address.packed[-4:])
+        return ipaddress.IPv4Network((first, block.prefixlen - MAPPED.prefixlen))
     return block
 
 
