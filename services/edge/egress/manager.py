@@ -85,7 +85,8 @@ class Egress:
         Reach(policy.network, self._services)
 
     async def open(self, uid: str, project: str, *, pid: int, group: Path, policy: Policy) -> None:
-        """Gives a sandbox, known by a process of it and its control group, a way out."""
+        """Gives a sandbox, known by a process of it and its control group, a way out.
+        Raises ``Conflict`` where it has taken the gate's addresses itself."""
         reach = Reach(policy.network, self._services)
         self.probe()
         assert self._kernel is not None

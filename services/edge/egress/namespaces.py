@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from services.edge.egress.kernelmaps import GATE4, GATE6, GATE_PORT
-from shared.errors import Unavailable
+from shared.errors import Conflict, Unavailable
 
 T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
@@ -79,7 +80,8 @@ class Inside:
 
 
 def open_inside(pid: int) -> Inside:
-    """Makes the gate's sockets in the namespace of a process. Blocking."""
+    """Makes the gate's sockets in the namespace of a process. Blocking. Raises
+    ``Conflict`` where a process in there has their addresses."""
     return within(Path(f"/proc/{pid}/ns/net"), _open)
 
 
@@ -95,7 +97,13 @@ def _open() -> Inside:
             one.setsockopt(socket.IPPROTO_IPV6, IPV6_FREEBIND, 1)
         if kind == socket.SOCK_STREAM:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind(address)
+        try:
+            one.bind(address)
+        except OSError as err:
+            if err.errno != errno.EADDRINUSE:
+                raise
+            text = f"a process of the sandbox has port {address[1]} of the gate"
+            raise Conflict(text, field="network_rules") from err
         if kind == socket.SOCK_STREAM:
             one.listen(BACKLOG)
         return one

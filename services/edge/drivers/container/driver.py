@@ -253,7 +253,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
         target = Target(spec.uid, spec.project, agent, int(handle.data["pid"]), groups)
         plan = await self._plan(spec)
         try:
-            await self._enforcing.begin(target, plan)
+            await self._enforcing.begin(target, plan, recovers=True)
         except BaseException:
             agent.close()
             raise

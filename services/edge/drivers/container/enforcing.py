@@ -31,7 +31,7 @@ from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
 from services.edge.violations import TURN_S, Repeats
-from shared.errors import DsecError, Unsupported
+from shared.errors import Conflict, DsecError, Unsupported
 from shared.policies import Policy
 
 log = logging.getLogger(__name__)
@@ -132,14 +132,19 @@ class Enforcing:
             for m in plan.mounts
         ]
 
-    async def begin(self, target: Target, plan: Plan) -> None:
-        """Puts a plan into force, before anything runs (or, after a restart of the edge,
-        anew). Raises, and then nothing of it holds anything of the edge's."""
+    async def begin(self, target: Target, plan: Plan, *, recovers: bool = False) -> None:
+        """Puts a plan into force, before anything runs or (``recovers``) anew, after a
+        restart of the edge. Raises, and then nothing of it holds anything of the edge's."""
         held = self._held[target.uid] = _Held(target.uid, target.project, plan)
         try:
             await self._process(target, held)
             if plan.opens:
-                await self._open(target, plan.policy)
+                try:
+                    await self._open(target, plan.policy)
+                except Conflict as err:
+                    if not recovers:
+                        raise
+                    self._stays_shut(held, err)
         except BaseException:
             self.end(target.uid)
             raise
@@ -169,6 +174,17 @@ class Enforcing:
         await self._egress.open(
             target.uid, target.project, pid=target.pid, group=group, policy=policy
         )
+
+    def _stays_shut(self, held: _Held, err: Conflict) -> None:
+        """While the edge was away a process took the gate's place: the sandbox lives on
+        and reaches nothing, until other rules are put into force."""
+        self._tell(
+            Violation(
+                id="", at=time.time(), node="", uid=held.uid, project=held.project,
+                source="policy", verdict="denied", rule="network.gate", mechanism="gate",
+                action="bind", subject=err.message, stage=held.plan.policy.stage,
+            )
+        )  # fmt: skip
 
     async def _process(self, target: Target, held: _Held) -> None:
         """What the agent applies to commands to come."""
