@@ -84,15 +84,18 @@ class Egress:
         """Raises ``InvalidRequest`` where rules cannot be put into maps."""
         Reach(policy.network, self._services)
 
-    async def open(self, uid: str, project: str, *, pid: int, group: Path, policy: Policy) -> None:
-        """Gives a sandbox, known by a process of it and its control group, a way out.
+    async def open(
+        self, uid: str, project: str, *, pid: int, container: str, group: Path, policy: Policy
+    ) -> None:
+        """Gives a sandbox, known by a process of its container and the group above it, a
+        way out.
         Raises ``Conflict`` where it has taken the gate's addresses itself."""
         reach = Reach(policy.network, self._services)
         self.probe()
         assert self._kernel is not None
         kernel = self._kernel
         kernel.watch(group)
-        inside = await asyncio.to_thread(open_inside, pid)
+        inside = await asyncio.to_thread(open_inside, pid, container)
         gate: Gate | None = None
         try:
             gate = Gate(

@@ -35,15 +35,22 @@ DNS_PORT = 53
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def within(namespace: Path, work: Callable[[], T]) -> T:
-    """The result of ``work`` done in a network namespace. Blocking. Raises what it raises,
-    and ``Unavailable`` where the namespace cannot be entered."""
+def _descriptor(namespace: Path | int) -> int:
+    if isinstance(namespace, int):
+        return os.dup(namespace)
+    return os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def within(namespace: Path | int, work: Callable[[], T]) -> T:
+    """The result of ``work`` done in a network namespace, by its file or a descriptor of
+    a process in it. Blocking. Raises what it raises, and ``Unavailable`` where the
+    namespace cannot be entered."""
     done: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+            fd = _descriptor(namespace)
             try:
                 if _libc.setns(fd, CLONE_NEWNET):
                     err = ctypes.get_errno()
@@ -79,10 +86,23 @@ class Inside:
                 sock.close()
 
 
-def open_inside(pid: int) -> Inside:
-    """Makes the gate's sockets in the namespace of a process. Blocking. Raises
-    ``Conflict`` where a process in there has their addresses."""
-    return within(Path(f"/proc/{pid}/ns/net"), _open)
+def open_inside(pid: int, container: str) -> Inside:
+    """Makes the gate's sockets in the namespace of a process of a container. Blocking.
+    Raises ``Conflict`` where a process in there has their addresses, and ``Unavailable``
+    where the number is another process's by now."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError as err:
+        raise Unavailable(f"process {pid}: {err}") from err
+    try:
+        # read after it was opened: what is read is of this process or of none
+        if container not in Path(f"/proc/{pid}/cgroup").read_text():
+            raise Unavailable("the sandbox's process is not the sandbox's", cause="runtime")
+        return within(process, _open)
+    except OSError as err:
+        raise Unavailable(f"process {pid}: {err}") from err
+    finally:
+        os.close(process)
 
 
 def _open() -> Inside:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from schemas.audit import Violation
 from services.edge.agent import wire
@@ -60,8 +61,18 @@ class Target:
     uid: str
     project: str
     agent: AgentClient
+    container: str
     pid: int
     groups: Groups
+
+
+def target_of(
+    spec: StartSpec, data: Mapping[str, Any], *, agent: AgentClient, groups: Groups
+) -> Target:
+    """``data`` is what its handle keeps."""
+    return Target(
+        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups
+    )  # fmt: skip
 
 
 class Enforcing:
@@ -172,8 +183,9 @@ class Enforcing:
     async def _open(self, target: Target, policy: Policy) -> None:
         group = Path(target.groups.v2 or "").parent
         await self._egress.open(
-            target.uid, target.project, pid=target.pid, group=group, policy=policy
-        )
+            target.uid, target.project, pid=target.pid, container=target.container,
+            group=group, policy=policy,
+        )  # fmt: skip
 
     def _stays_shut(self, held: _Held, err: Conflict) -> None:
         """While the edge was away a process took the gate's place: the sandbox lives on

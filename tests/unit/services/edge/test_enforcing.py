@@ -43,7 +43,7 @@ async def test_a_sandbox_that_took_the_gates_place_lives_on_without_a_way_out(
     made.tell, taken = told.append, Taken()
     monkeypatch.setattr(made, "_egress", taken)
     groups = cast(Groups, type("G", (), {"v2": Path("/none/x")})())
-    target = Target("u", "p", cast(AgentClient, None), 1, groups)
+    target = Target("u", "p", cast(AgentClient, None), "c", 1, groups)
     if not recovers:
         with pytest.raises(Conflict):
             await made.begin(target, PLAN)
