@@ -42,6 +42,8 @@ LETTERS = {"read_only": "r", "hidden": "h", "protected": "p", "noexec": "x"}
 """How the attaching helper is told of them; upper case where the path may be missing."""
 PROC_SYSCALLS = Path("/proc/sys/kernel/seccomp/actions_avail")
 
+GATE_TRIES, GATE_AGAIN_S = 3, 0.5
+
 Tell = Callable[[Violation], None]
 
 
@@ -150,12 +152,10 @@ class Enforcing:
         try:
             await self._process(target, held)
             if plan.opens:
-                try:
+                if recovers:
+                    await self._open_again(target, held)
+                else:
                     await self._open(target, plan.policy)
-                except Conflict as err:
-                    if not recovers:
-                        raise
-                    self._stays_shut(held, err)
         except BaseException:
             self.end(target.uid)
             raise
@@ -186,6 +186,15 @@ class Enforcing:
             target.uid, target.project, pid=target.pid, container=target.container,
             group=group, policy=policy,
         )  # fmt: skip
+
+    async def _open_again(self, target: Target, held: _Held) -> None:
+        for left in reversed(range(GATE_TRIES)):
+            try:
+                return await self._open(target, held.plan.policy)
+            except Conflict as err:
+                if not left:
+                    return self._stays_shut(held, err)
+            await asyncio.sleep(GATE_AGAIN_S)  # it may be an edge's that is just ending
 
     def _stays_shut(self, held: _Held, err: Conflict) -> None:
         """While the edge was away a process took the gate's place: the sandbox lives on
