@@ -13,12 +13,13 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from schemas.audit import Violation
 from services.edge.agent import wire
-from services.edge.agent.asking import Asking, Denied
+from services.edge.agent.asking import Asking, Denied, Room
 from services.edge.agent.client import AgentClient
 from services.edge.agent.wire import Tag
 from services.edge.cgroups import Groups
@@ -31,7 +32,7 @@ from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
 from services.edge.violations import TURN_S, Repeats
-from shared.errors import DsecError, Unsupported
+from shared.errors import Conflict, DsecError, Unsupported
 from shared.policies import Policy
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ MIB = 1 << 20
 LETTERS = {"read_only": "r", "hidden": "h", "protected": "p", "noexec": "x"}
 """How the attaching helper is told of them; upper case where the path may be missing."""
 PROC_SYSCALLS = Path("/proc/sys/kernel/seccomp/actions_avail")
+
+GATE_TRIES, GATE_AGAIN_S = 3, 0.5
 
 Tell = Callable[[Violation], None]
 
@@ -50,6 +53,7 @@ class _Held:
     project: str
     plan: Plan
     asking: Asking | None = None
+    room: Room = field(default_factory=Room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,18 @@ class Target:
     uid: str
     project: str
     agent: AgentClient
+    container: str
     pid: int
     groups: Groups
+
+
+def target_of(
+    spec: StartSpec, data: Mapping[str, Any], *, agent: AgentClient, groups: Groups
+) -> Target:
+    """``data`` is what its handle keeps."""
+    return Target(
+        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups
+    )  # fmt: skip
 
 
 class Enforcing:
@@ -131,14 +145,17 @@ class Enforcing:
             for m in plan.mounts
         ]
 
-    async def begin(self, target: Target, plan: Plan) -> None:
-        """Puts a plan into force, before anything runs (or, after a restart of the edge,
-        anew). Raises, and then nothing of it holds anything of the edge's."""
+    async def begin(self, target: Target, plan: Plan, *, recovers: bool = False) -> None:
+        """Puts a plan into force, before anything runs or (``recovers``) anew, after a
+        restart of the edge. Raises, and then nothing of it holds anything of the edge's."""
         held = self._held[target.uid] = _Held(target.uid, target.project, plan)
         try:
             await self._process(target, held)
             if plan.opens:
-                await self._open(target, plan.policy)
+                if recovers:
+                    await self._open_again(target, held)
+                else:
+                    await self._open(target, plan.policy)
         except BaseException:
             self.end(target.uid)
             raise
@@ -166,8 +183,29 @@ class Enforcing:
     async def _open(self, target: Target, policy: Policy) -> None:
         group = Path(target.groups.v2 or "").parent
         await self._egress.open(
-            target.uid, target.project, pid=target.pid, group=group, policy=policy
-        )
+            target.uid, target.project, pid=target.pid, container=target.container,
+            group=group, policy=policy,
+        )  # fmt: skip
+
+    async def _open_again(self, target: Target, held: _Held) -> None:
+        for left in reversed(range(GATE_TRIES)):
+            try:
+                return await self._open(target, held.plan.policy)
+            except Conflict as err:
+                if not left:
+                    return self._stays_shut(held, err)
+            await asyncio.sleep(GATE_AGAIN_S)  # it may be an edge's that is just ending
+
+    def _stays_shut(self, held: _Held, err: Conflict) -> None:
+        """While the edge was away a process took the gate's place: the sandbox lives on
+        and reaches nothing, until other rules are put into force."""
+        self._tell(
+            Violation(
+                id="", at=time.time(), node="", uid=held.uid, project=held.project,
+                source="policy", verdict="denied", rule="network.gate", mechanism="gate",
+                action="bind", subject=err.message, stage=held.plan.policy.stage,
+            )
+        )  # fmt: skip
 
     async def _process(self, target: Target, held: _Held) -> None:
         """What the agent applies to commands to come."""
@@ -177,7 +215,7 @@ class Enforcing:
         if plan.calls:
             policy = plan.policy
             payload += wire.field(Tag.FILTER, seccomp.program(policy, self._machine, notify=False))
-            asking = Asking(lambda denied: self._denied(held, denied))
+            asking = Asking(lambda denied: self._denied(held, denied), held.room)
             payload += wire.field(
                 Tag.FILTER_ASK, seccomp.program(policy, self._machine, notify=True)
             )
