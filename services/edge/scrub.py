@@ -123,7 +123,7 @@ def scrub(
                 del at.children[name]
                 report.add(below, rule, stored_bytes(inode))
             elif inode.is_dir and further:
-                todo.append((inode, below, further))
+                todo.append((inode, below, _reached(patterns, further)))
     return report
 
 
@@ -173,4 +173,4 @@ def _step(
             if at + 1 == len(parts):
                 return patterns[number].rule, []
             further.append((number, at + 1))
-    return None, _reached(patterns, further)
+    return None, further
