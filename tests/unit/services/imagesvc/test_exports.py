@@ -59,3 +59,14 @@ async def test_what_nobody_asks_for_again_fills_no_queue(tmp_path: Path) -> None
             except NotFound:
                 break
     await made.close()
+
+
+async def test_facts_that_a_crash_cut_are_no_export(tmp_path: Path) -> None:
+    """Its work begins anew, rather than failing for as long as the file is there."""
+    made = exports(tmp_path)
+    archive = made._path("team", environment(1).id)
+    archive.write_bytes(b"archive")
+    archive.with_suffix(".json").write_bytes(b'{"id": "x", "si')
+    with pytest.raises(NotFound):
+        await outcome(made, 1)
+    await made.close()
