@@ -218,9 +218,9 @@ async def test_a_session_takes_another_policy(field: Field, sandboxes: list[Hand
     running = asyncio.ensure_future(attempt("sleep 1; /attempt traceme"))
     await asyncio.sleep(0.3)
     handle = await field.driver.set_policy(handle, stricter)
-    waiting = [attempt(), attempt()]
+    waiting = asyncio.gather(attempt(), attempt())
     assert await running == ("ok", False)  # what runs keeps what it has
-    assert await asyncio.gather(*waiting) == [("EPERM", True), ("EPERM", False)]
+    assert await waiting == [("EPERM", True), ("EPERM", False)]
     handle = await field.driver.set_policy(handle, stricter)
     assert await attempt() == ("EPERM", False)
     handle = await field.driver.set_policy(handle, spec)
