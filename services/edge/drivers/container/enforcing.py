@@ -32,7 +32,7 @@ from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
 from services.edge.violations import TURN_S, Repeats
-from shared.errors import Conflict, DsecError, Unsupported
+from shared.errors import Conflict, DsecError, SandboxDied, Unsupported
 from shared.policies import Policy
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class _Held:
     plan: Plan
     asking: Asking | None = None
     room: Room = field(default_factory=Room)
+    sent: bool = False  # whether the agent may have a policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,24 +162,39 @@ class Enforcing:
             raise
 
     async def change(self, target: Target, plan: Plan) -> None:
-        """Puts another plan into force. Raises ``Unsupported`` for what a running
-        sandbox keeps, and then nothing changed."""
+        """Puts another plan into force. Raises ``Unsupported`` for what a running sandbox
+        keeps; whatever it raises, the old plan is in force, but for ``SandboxDied``: then
+        neither is as a whole, and the sandbox is to end."""
         held = self._held[target.uid]
         _check_change(held.plan, plan)
         if plan.opens:
             self._egress.check(plan.policy)
-        old, held.plan = held.plan, plan
+        old = held.plan
         try:
-            await self._process(target, held)
-            if not plan.opens:
-                self._egress.shut(target.uid)
-            elif self._egress.has(target.uid):
-                self._egress.change(target.uid, plan.policy)
-            else:
-                await self._open(target, plan.policy)
+            await self._replace(target, held, plan)
         except BaseException:
-            held.plan = old
+            await asyncio.shield(self._back(target, held, old))
             raise
+
+    async def _replace(self, target: Target, held: _Held, plan: Plan) -> None:
+        held.plan = plan
+        await self._process(target, held)
+        if not plan.opens:
+            self._egress.shut(target.uid)
+        elif self._egress.has(target.uid):
+            self._egress.change(target.uid, plan.policy)
+        else:
+            await self._open(target, plan.policy)
+
+    async def _back(self, target: Target, held: _Held, old: Plan) -> None:
+        """The old plan again, however much of another is in force."""
+        try:
+            await self._replace(target, held, old)
+        except Exception as err:
+            if target.agent.lost:  # it is over, or found again with the plan that is noted
+                return
+            text = f"half a policy is in force, and the old one cannot be: {err}"
+            raise SandboxDied(text, cause="internal") from err
 
     async def _open(self, target: Target, policy: Policy) -> None:
         group = Path(target.groups.v2 or "").parent
@@ -224,8 +240,9 @@ class Enforcing:
             payload += wire.field(Tag.OPEN_FILES, plan.limits.open_files)
         if plan.limits.file_mb is not None:
             payload += wire.field(Tag.FILE_SIZE, plan.limits.file_mb * MIB)
-        if not payload and old is None:
+        if not payload and not held.sent:
             return
+        held.sent = True
         try:
             await target.agent.policy(payload, asking.theirs if asking else None)
         except BaseException:
@@ -236,7 +253,7 @@ class Enforcing:
             asking.theirs.close()
         if old is not None:
             old.retire()
-        held.asking = asking
+        held.asking, held.sent = asking, bool(payload)
 
     def _denied(self, held: _Held, denied: Denied) -> None:
         call, rule = seccomp.describe(self._machine, denied.number, denied.args)
