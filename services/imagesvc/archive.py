@@ -65,7 +65,7 @@ class TarMembers:
                     if foreign > FOREIGN_MAX or count > MEMBERS_MAX:
                         break
                     found._add(member, source)
-        except (tarfile.TarError, ValueError, OverflowError) as error:
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"damaged tar archive: {error}", field=FIELD) from error
         return found
 

@@ -20,6 +20,7 @@ import urllib3
 from docker.errors import APIError, DockerException, ImageNotFound
 from docker.utils.build import PatternMatcher
 
+from services.imagesvc.tarheaders import BoundedTar
 from shared.errors import InvalidRequest, NotFound, Unavailable
 
 SAVE_CHUNK_BYTES = 1024 * 1024
@@ -156,9 +157,9 @@ def _pack_folder(context: Path, dockerfile: str, out: tarfile.TarFile) -> None:
 
 
 def _pack_tar(context: Path, dockerfile: str, out: tarfile.TarFile) -> None:
-    with tarfile.open(context) as tar:
+    with BoundedTar.open(context) as tar:
         ignored = _matcher(_ignore_file(tar), dockerfile)
-    with tarfile.open(context) as tar:
+    with BoundedTar.open(context) as tar:
         for info in tar:
             info.name = info.name.removeprefix("./")
             if info.name not in ("", ".") and not ignored.matches(info.name):
