@@ -45,9 +45,10 @@ class App:
         self.bus = Bus(settings, "imagesvc")
         self.db = Database(settings.pg_dsn, "imagesvc")
         self.blobs = open_store(settings, scratch=Path(settings.image_scratch))
+        self.engine = _engine(settings)
         self.importer = Importer(
             self.blobs,
-            engine=_engine(settings),
+            engine=self.engine,
             registries=_registries(settings),
             limits=ImportLimits(
                 entries_max=settings.image_entries_max,
@@ -150,12 +151,14 @@ class App:
             raise Unavailable(f"{self.settings.store_url} does not answer or is not writable")
 
     async def prune(self) -> int:
-        """Forgets old requests, in small transactions, and old transfers; returns how many
-        requests."""
+        """Forgets old requests, in small transactions, old transfers and left builds; returns
+        how many requests."""
         rows, keep_s = self.settings.image_prune_rows, self.settings.image_request_keep_s
         prune = partial(store.prune_requests, keep_s=keep_s, limit=rows)
         await asyncio.to_thread(self.uploads.sweep)
         await asyncio.to_thread(self.exports.sweep)
+        if self.engine is not None and self.settings.image_builds:
+            await asyncio.to_thread(self.engine.sweep)
         return await portions(self.db.portion(prune), size=rows)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,7 @@ import urllib3
 from docker.errors import APIError, DockerException, ImageNotFound
 from docker.utils.build import PatternMatcher
 
+from services.imagesvc.names import DEFAULT_TAG
 from services.imagesvc.tarheaders import BoundedTar
 from shared.errors import InvalidRequest, NotFound, Unavailable
 
@@ -32,6 +34,9 @@ SAID_LINES = 20
 """Of a failed build's output, in its error."""
 IGNORE_NAME, IGNORE_MAX_BYTES = ".dockerignore", 1024 * 1024
 LABEL = "dsec.build"
+"""What builds leave until they are imported: nobody else's to read."""
+BUILT_KEEP_S = 24 * 3_600.0
+"""Far longer than a build and its import take: then a crash left it."""
 
 
 class DockerEngine:
@@ -47,8 +52,9 @@ class DockerEngine:
         self._build_memory_bytes = build_memory_bytes
         self._scratch = scratch
 
-    def save(self, reference: str) -> Iterator[bytes]:
-        """The ``docker save`` stream of one image.
+    def save(self, reference: str, *, built: bool = False) -> Iterator[bytes]:
+        """The ``docker save`` stream of one image: one that has ``reference`` as a name, or
+        one that :meth:`build` made, by its id.
 
         Raises :class:`NotFound` or :class:`Unavailable` (no engine, stream cut).
         """
@@ -56,6 +62,9 @@ class DockerEngine:
             client = self._client()
             try:
                 image = client.images.get(reference)
+                named = LABEL not in image.labels and is_name_of(reference, image.attrs)
+                if not (built or named):
+                    raise NotFound(f"the engine has no image named {reference!r}", field=FIELD)
                 yield from image.save(chunk_size=SAVE_CHUNK_BYTES)
             finally:
                 client.close()
@@ -92,6 +101,23 @@ class DockerEngine:
                 client.images.remove(image, force=True)
             finally:
                 client.close()
+
+    def sweep(self) -> int:
+        """Removes what builds of crashed services left; returns how many. Without an engine
+        there is nothing to remove."""
+        old, limit = list[str](), time.time() - BUILT_KEEP_S
+        with contextlib.suppress(Unavailable, NotFound), _typed():
+            client = self._client()
+            try:
+                for image in client.api.images(filters={"label": LABEL}):
+                    tagged = set(image.get("RepoTags") or ()) - {"<none>:<none>"}
+                    if image["Created"] < limit and not tagged:
+                        old.append(image["Id"])
+            finally:
+                client.close()
+        for one in old:
+            self.remove(one)
+        return len(old)
 
     @contextlib.contextmanager
     def _packed(self, context: Path, dockerfile: str) -> Iterator[IO[bytes]]:
@@ -132,6 +158,22 @@ def _typed() -> Iterator[None]:
         raise Unavailable(f"container engine: {error}", field=FIELD) from error
     except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise Unavailable(f"container engine: {error}", field=FIELD) from error
+
+
+def is_name_of(reference: str, attributes: Mapping[str, Any]) -> bool:
+    """Whether an image has it as a tag or digest; an id, or how one begins, names nothing."""
+    name, at, digest = reference.partition("@")
+    for hub in ("docker.io/library/", "docker.io/"):  # engines leave it out
+        if name.startswith(hub):
+            name = name.removeprefix(hub)
+            break
+    path, slash, last = name.rpartition("/")
+    repository, _, tag = last.partition(":")
+    if at:
+        wanted = f"{path}{slash}{repository}@{digest}"
+        return wanted in (attributes.get("RepoDigests") or ())
+    wanted = f"{path}{slash}{repository}:{tag or DEFAULT_TAG}"
+    return wanted in (attributes.get("RepoTags") or ())
 
 
 def _followed(steps: Iterator[dict[str, Any]], tick: Callable[[int], None]) -> str:

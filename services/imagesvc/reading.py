@@ -52,7 +52,7 @@ class ImportLimits:
 class ImageEngine(Protocol):
     """A container engine that can build and save images."""
 
-    def save(self, reference: str) -> Iterator[bytes]: ...
+    def save(self, reference: str, *, built: bool = False) -> Iterator[bytes]: ...
 
     def build(
         self, context: Path, *, dockerfile: str, target: str | None, tick: Callable[[int], None]
@@ -98,7 +98,7 @@ class Reading:
         if isinstance(source, GitSource):
             return self._git(source)
         if isinstance(source, DockerSource):
-            return self._saved(self._the_engine(), source.reference, "docker")
+            return self._saved(self._the_engine().save(source.reference), "docker")
         if isinstance(source, RegistrySource):
             return self._registry(source)
         if isinstance(source, BuildSource):
@@ -123,8 +123,8 @@ class Reading:
             raise Unsupported("no container engine is configured", field=name)
         return self.engine
 
-    def _saved(self, engine: ImageEngine, reference: str, name: str) -> Trees:
-        archive = self.spool.store(engine.save(reference), field=name)
+    def _saved(self, pieces: Iterator[bytes], name: str) -> Trees:
+        archive = self.spool.store(pieces, field=name)
         image = find_image(TarMembers.read(archive), self.spool)
         if image is None:
             raise InvalidRequest("the engine sent something that is no image", field=name)
@@ -143,7 +143,7 @@ class Reading:
             tick=self.meter.advance,
         )  # fmt: skip
         try:
-            return self._saved(engine, built, "dockerfile")
+            return self._saved(engine.save(built, built=True), "dockerfile")
         finally:
             engine.remove(built)
 
