@@ -112,7 +112,10 @@ class Reading:
 
     def _git(self, source: GitSource) -> Trees:
         checkout = self.work / "checkout"
-        time_s = gitlayer.rebuild(source.path, source.commit, checkout)
+        time_s = gitlayer.rebuild(
+            source.path, source.commit, checkout, entries_max=self.limits.entries_max,
+            bytes_max=self.limits.unpacked_bytes_max,
+        )  # fmt: skip
         roots, config = self._tree(checkout)
         for _, inode in unique_inodes(roots[0]):
             inode.mtime_ns = time_s * 1_000_000_000
