@@ -34,7 +34,8 @@ def rebuild(
     returns the commit time (seconds).
 
     Raises :class:`InvalidRequest` (also over a limit), :class:`NotFound` (commit),
-    :class:`Unsupported` (no git here), ``Internal`` where an object is left that the commit does not reach.
+    :class:`Unsupported` (no git here), ``Internal`` where an object is left that the commit
+    does not reach.
     """
     if not _REVISION.fullmatch(revision):
         raise InvalidRequest(f"{revision!r} is not a revision", field="commit")
