@@ -168,7 +168,8 @@ def _engine(settings: Settings) -> DockerEngine | None:
     return DockerEngine(
         base_url=settings.image_docker_url, build_network=settings.image_build_network,
         build_memory_bytes=settings.image_build_memory_bytes,
-        scratch=Path(settings.image_transfers),
+        scratch=Path(settings.image_transfers), registries=settings.image_registries,
+        unpacked_bytes_max=settings.image_unpacked_bytes_max,
     )  # fmt: skip
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import tarfile
 import time
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
+from docker.errors import ImageNotFound
 
-from services.imagesvc.engine import BUILT_KEEP_S, LABEL, DockerEngine, is_name_of
-from shared.errors import NotFound
+from services.imagesvc.engine import (
+    BUILT_KEEP_S,
+    IGNORE_STARS_MAX,
+    LABEL,
+    DockerEngine,
+    is_name_of,
+)
+from shared.errors import Forbidden, InvalidRequest, NotFound
+from tests.unit.services.imagesvc.tars import member, symlink, tar_bytes
 
 ID = "sha256:" + "ab" * 32
 
@@ -29,14 +39,34 @@ class Images:
 
     def __init__(self, image: Image | None, listed: list[dict[str, Any]]) -> None:
         self.image, self.listed, self.removed = image, listed, list[str]()
+        self.sent, self.pulled = list[str](), list[str]()
+        self.there: Image | None = None
 
     def get(self, reference: str) -> Image:
-        assert self.image is not None
+        if self.image is None:
+            raise ImageNotFound("no such image")
         return self.image
 
     def images(self, *, filters: dict[str, str]) -> list[dict[str, Any]]:
         assert filters == {"label": LABEL}
         return self.listed
+
+    def build(self, *, fileobj: IO[bytes], **options: Any) -> list[dict[str, Any]]:
+        headers: dict[str, str] = {}
+        self._set_auth_headers(headers)
+        assert not headers
+        with tarfile.open(fileobj=fileobj) as tar:
+            self.sent = tar.getnames()
+        return [{"aux": {"ID": ID}}]
+
+    def _set_auth_headers(self, headers: dict[str, str]) -> None:
+        headers["X-Registry-Config"] = "a password"
+
+    def pull(self, repository: str, **options: Any) -> list[dict[str, Any]]:
+        assert options["auth_config"] == {}
+        self.pulled.append(repository)
+        self.image = self.there
+        return []
 
     def remove(self, image: str, *, force: bool) -> None:
         self.removed.append(image)
@@ -96,3 +126,76 @@ def test_old_builds_that_nobody_named_are_removed(monkeypatch: pytest.MonkeyPatc
     ])  # fmt: skip
     assert engine(client, monkeypatch).sweep() == 1
     assert client.images.removed == ["left"]
+
+
+def built(
+    client: Client, entries: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    **options: Any,
+) -> str:  # fmt: skip
+    context = tmp_path / "context.tar"
+    context.write_bytes(tar_bytes(entries))
+    made = DockerEngine(scratch=tmp_path, **options)
+    monkeypatch.setattr(made, "_client", lambda timeout_s=None: client)
+    return made.build(context, dockerfile="Dockerfile", target=None, tick=lambda done: None)
+
+
+def dockerfile(text: str, name: str = "Dockerfile") -> Any:
+    return member(name, text.encode())
+
+
+def test_a_build_sends_its_context_and_no_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(Image(["a:latest"], {}))
+    assert built(client, [dockerfile("FROM a"), member("b", b"")], tmp_path, monkeypatch) == ID
+    assert client.images.sent == ["Dockerfile", "b"]
+
+
+@pytest.mark.parametrize("reference", ["abab", ID[7:19], "b", "other.host/a", f"b@{ID}"])
+def test_a_build_begins_with_no_image_by_its_id_nor_from_any_host(
+    reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(Image(["a:latest"], {}))
+    for line in (f"FROM {reference}", f"FROM scratch\nCOPY --from={reference} /a /a"):
+        with pytest.raises(Forbidden):
+            built(client, [dockerfile(line)], tmp_path, monkeypatch, registries="a.host")
+    assert not client.images.sent and not client.images.pulled
+
+
+def test_a_build_takes_images_of_allowed_registries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client()
+    client.images.there = Image(["a.host/x:1"], {})
+    built(client, [dockerfile("FROM a.host/x:1")], tmp_path, monkeypatch, registries="a.host")
+    assert client.images.pulled == ["a.host/x"]
+
+
+def test_an_image_with_steps_of_its_own_begins_no_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(Image(["a:latest"], {}))
+    assert client.images.image is not None
+    client.images.image.attrs["Config"] = {"OnBuild": ["ADD http://h/x /x"]}
+    with pytest.raises(Forbidden):
+        built(client, [dockerfile("FROM a")], tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [dockerfile("FROM scratch"), dockerfile("FROM other.host/x")],
+        [dockerfile("FROM scratch"), dockerfile("FROM other.host/x", "b/../Dockerfile")],
+        [dockerfile("FROM scratch"), symlink("b", "."), dockerfile("FROM c", "b/Dockerfile")],
+        [dockerfile("FROM c", "b"), symlink("Dockerfile", "b")],
+        [dockerfile("FROM scratch"), member(".dockerignore", b"*a" * (IGNORE_STARS_MAX + 1))],
+        [dockerfile("FROM scratch"), member("b", bytes(5000))],
+    ],
+)
+def test_a_context_that_shows_the_engine_another_one_is_refused(
+    entries: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(Image(["c:latest"], {}))
+    with pytest.raises(InvalidRequest):
+        built(client, entries, tmp_path, monkeypatch, unpacked_bytes_max=4096)
+    assert not client.images.sent
