@@ -76,6 +76,7 @@ class App:
         self.exports = Exports(
             self.blobs, transfers / "exports", keep_s=settings.image_transfer_keep_s,
             keep=self.handlers.lease, release=self.handlers.give_back,
+            total_bytes_max=settings.image_exports_bytes_max,
         )  # fmt: skip
         self.transfers = Transfers(settings, self.db, self.uploads, self.exports)
         self.quick = BatchConsumer(self.bus, durable("imagesvc_quick"), self.handlers.commands)

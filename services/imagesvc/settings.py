@@ -52,6 +52,8 @@ class Settings(StoreSettings, kw_only=True):
     image_upload_bytes_max: int = 64 * 1024**3
     image_uploads_bytes_max: int = 256 * 1024**3
     """Of all uploads that wait to be imported."""
+    image_exports_bytes_max: int = 256 * 1024**3
+    """Of all exports that wait to be fetched."""
     image_transfer_keep_s: float = 24 * 3_600.0
     """How long an untouched upload or export stays."""
     image_names_max: int = 64
