@@ -54,6 +54,7 @@ class App:
                 entries_max=settings.image_entries_max,
                 unpacked_bytes_max=settings.image_unpacked_bytes_max,
                 collapse_bytes_max=settings.image_collapse_bytes,
+                seconds_max=settings.image_import_s,
                 parallel_max=settings.image_parallel,
                 small_bytes=settings.image_small_bytes,
             ),

@@ -45,6 +45,7 @@ class ImportLimits:
     entries_max: int = 2_000_000  # per layer
     unpacked_bytes_max: int = 256 * 1024**3  # spooled streams and stored data, each
     collapse_bytes_max: int = COLLAPSE_MAX_BYTES
+    seconds_max: float = 4 * 3_600.0  # from its beginning until its layers are written
     parallel_max: int = 2
     small_bytes: int = 64 * 1024**2  # a source of at most so much has a thread of its own kind
 

@@ -36,7 +36,6 @@ from services.imagesvc.tarlayer import FileRange
 from shared.errors import DsecError, Forbidden, Internal, InvalidRequest, NotFound, Unavailable
 
 FIELD = "registry"
-PIECE_BYTES = 1024 * 1024
 TIMEOUT_S = 30.0
 """Longest silence of a registry."""
 ATTEMPTS = 5
@@ -130,7 +129,7 @@ class _Repository:
         while True:
             try:
                 with self._response(f"manifests/{reference}", {}) as response:
-                    document = _bounded(response)
+                    document = self._bounded(response)
                 break
             except (httpx.TransportError, _Busy) as error:
                 left = self._again(left, str(error) or type(error).__name__, "the manifest")
@@ -177,7 +176,7 @@ class _Repository:
     def _from(self, path: str, at: int) -> Iterator[bytes]:
         with self._response(path, {"Range": f"bytes={at}-"} if at else {}) as response:
             skip = 0 if response.status_code == httpx.codes.PARTIAL_CONTENT else at
-            for piece in response.iter_raw(PIECE_BYTES):
+            for piece in response.iter_raw():  # as it comes: a dripping one must be seen
                 if skip < len(piece):
                     yield piece[skip:]
                 skip = max(0, skip - len(piece))
@@ -207,6 +206,15 @@ class _Repository:
                     return
             except (httpx.InvalidURL, httpx.TooManyRedirects, httpx.DecodingError) as error:
                 raise self._failed(str(error)) from error
+
+    def _bounded(self, response: httpx.Response) -> bytes:
+        document = bytearray()
+        for piece in response.iter_raw():
+            self.meter.advance(0)
+            document += piece
+            if len(document) > JSON_MAX_BYTES:
+                raise InvalidRequest(f"a document of over {JSON_MAX_BYTES} bytes", field=FIELD)
+        return bytes(document)
 
     @property
     def _base(self) -> str:
@@ -246,7 +254,7 @@ class _Repository:
             headers={"Authorization": _basic(self.account)} if self.account else {},
         ) as response:  # fmt: skip
             self._check(response, "token")
-            document = _bounded(response)
+            document = self._bounded(response)
         try:
             found = msgspec.json.decode(document, type=_Token)
         except msgspec.MsgspecError as error:
@@ -259,15 +267,6 @@ _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 def _basic(account: str) -> str:
     return "Basic " + base64.b64encode(account.encode()).decode()
-
-
-def _bounded(response: httpx.Response) -> bytes:
-    document = b""
-    for piece in response.iter_raw(PIECE_BYTES):
-        document += piece
-        if len(document) > JSON_MAX_BYTES:
-            raise InvalidRequest(f"a document of over {JSON_MAX_BYTES} bytes", field=FIELD)
-    return document
 
 
 def _same(actual: str, wanted: str, what: str) -> None:

@@ -43,6 +43,8 @@ class Settings(StoreSettings, kw_only=True):
     """A folder or file of at most this much data does not wait behind longer imports."""
     image_parallel: int = 2
     """Imports at a time."""
+    image_import_s: float = 4 * 3_600.0
+    """Longest import, however slowly a registry or a build goes on."""
     image_collapse_bytes: int = 3 * 1024**3
     """Consecutive layers of an image become one up to this much data."""
     image_entries_max: int = 2_000_000
