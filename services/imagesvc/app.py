@@ -18,6 +18,7 @@ from services.imagesvc.engine import DockerEngine
 from services.imagesvc.exports import Exports
 from services.imagesvc.handlers import Handlers
 from services.imagesvc.importer import Importer
+from services.imagesvc.intake import named_hosts
 from services.imagesvc.reading import ImportLimits
 from services.imagesvc.registry import Registries
 from services.imagesvc.settings import Settings
@@ -179,7 +180,10 @@ def _registries(settings: Settings) -> Registries | None:
     if not settings.image_registries:
         return None
     accounts = settings.image_registry_accounts
-    return Registries(accounts=Path(accounts) if accounts else None)
+    return Registries(
+        accounts=Path(accounts) if accounts else None,
+        named=named_hosts(settings.image_registries),
+    )
 
 
 async def main(settings: Settings, stop: asyncio.Event) -> None:

@@ -122,6 +122,12 @@ def allowed_registry(name: RegistryName, registries: str) -> bool:
     return plain or loopback
 
 
+def named_hosts(registries: str) -> set[str]:
+    """The hosts that the operator named; ``*`` names none."""
+    entries = (entry.strip() for entry in registries.split(","))
+    return {entry.rpartition("//")[2] for entry in entries} - {"", ANY}
+
+
 def allowed_path(path: str, roots: str) -> Path:
     """``path`` without links, if it lies below an allowed folder."""
     if not path.startswith("/") or "\0" in path:
