@@ -64,8 +64,8 @@ async def test_bad_items_get_their_own_error_and_the_others_run(
         {**FAKE, "memory_limit_mb": -1},
         {"backend": "container"},
         {**FAKE, "mounts": ["/var/run/docker.sock"]},
-        {**FAKE, "require": ["files.hidden"]},
-        {**FAKE, "policy": {"files": {"hidden": ["/x"]}}},
+        {**FAKE, "policy": {"files": {"hidden": ["x"]}}},
+        {**FAKE, "policy": {"files": {"hide": ["/x"]}}},
         {**FAKE, "memory_request_mb": 128},
         FAKE,
     ]
@@ -76,8 +76,8 @@ async def test_bad_items_get_their_own_error_and_the_others_run(
         1: ("invalid_request", "memory_limit_mb"),
         2: ("invalid_request", "container_image"),
         3: ("unsupported", "mounts"),
-        4: ("unsupported", "require"),
-        5: ("unsupported", "policy.files.hidden"),
+        4: ("invalid_request", "policy.files.hidden[0]"),
+        5: ("unsupported", "policy.files.hide"),
         6: ("invalid_request", "memory_request_mb"),
     }
     assert await used(stack, project) == (2, 1000, 128)
