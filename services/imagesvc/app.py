@@ -18,6 +18,7 @@ from services.imagesvc.engine import DockerEngine
 from services.imagesvc.exports import Exports
 from services.imagesvc.handlers import Handlers
 from services.imagesvc.importer import Importer
+from services.imagesvc.intake import named_hosts
 from services.imagesvc.reading import ImportLimits
 from services.imagesvc.registry import Registries
 from services.imagesvc.settings import Settings
@@ -45,14 +46,16 @@ class App:
         self.bus = Bus(settings, "imagesvc")
         self.db = Database(settings.pg_dsn, "imagesvc")
         self.blobs = open_store(settings, scratch=Path(settings.image_scratch))
+        self.engine = _engine(settings)
         self.importer = Importer(
             self.blobs,
-            engine=_engine(settings),
+            engine=self.engine,
             registries=_registries(settings),
             limits=ImportLimits(
                 entries_max=settings.image_entries_max,
                 unpacked_bytes_max=settings.image_unpacked_bytes_max,
                 collapse_bytes_max=settings.image_collapse_bytes,
+                seconds_max=settings.image_import_s,
                 parallel_max=settings.image_parallel,
                 small_bytes=settings.image_small_bytes,
             ),
@@ -75,6 +78,7 @@ class App:
         self.exports = Exports(
             self.blobs, transfers / "exports", keep_s=settings.image_transfer_keep_s,
             keep=self.handlers.lease, release=self.handlers.give_back,
+            total_bytes_max=settings.image_exports_bytes_max,
         )  # fmt: skip
         self.transfers = Transfers(settings, self.db, self.uploads, self.exports)
         self.quick = BatchConsumer(self.bus, durable("imagesvc_quick"), self.handlers.commands)
@@ -150,12 +154,14 @@ class App:
             raise Unavailable(f"{self.settings.store_url} does not answer or is not writable")
 
     async def prune(self) -> int:
-        """Forgets old requests, in small transactions, and old transfers; returns how many
-        requests."""
+        """Forgets old requests, in small transactions, old transfers and left builds; returns
+        how many requests."""
         rows, keep_s = self.settings.image_prune_rows, self.settings.image_request_keep_s
         prune = partial(store.prune_requests, keep_s=keep_s, limit=rows)
         await asyncio.to_thread(self.uploads.sweep)
         await asyncio.to_thread(self.exports.sweep)
+        if self.engine is not None and self.settings.image_builds:
+            await asyncio.to_thread(self.engine.sweep)
         return await portions(self.db.portion(prune), size=rows)
 
 
@@ -165,7 +171,8 @@ def _engine(settings: Settings) -> DockerEngine | None:
     return DockerEngine(
         base_url=settings.image_docker_url, build_network=settings.image_build_network,
         build_memory_bytes=settings.image_build_memory_bytes,
-        scratch=Path(settings.image_transfers),
+        scratch=Path(settings.image_transfers), registries=settings.image_registries,
+        unpacked_bytes_max=settings.image_unpacked_bytes_max,
     )  # fmt: skip
 
 
@@ -173,7 +180,10 @@ def _registries(settings: Settings) -> Registries | None:
     if not settings.image_registries:
         return None
     accounts = settings.image_registry_accounts
-    return Registries(accounts=Path(accounts) if accounts else None)
+    return Registries(
+        accounts=Path(accounts) if accounts else None,
+        named=named_hosts(settings.image_registries),
+    )
 
 
 async def main(settings: Settings, stop: asyncio.Event) -> None:

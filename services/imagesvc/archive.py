@@ -22,6 +22,7 @@ from services.imagesvc.ociimage import (
     ArchiveImage,
     Descriptor,
     check_digest,
+    check_layers,
     json_bytes,
     plain_layers,
     read_image,
@@ -65,7 +66,7 @@ class TarMembers:
                     if foreign > FOREIGN_MAX or count > MEMBERS_MAX:
                         break
                     found._add(member, source)
-        except (tarfile.TarError, ValueError, OverflowError) as error:
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"damaged tar archive: {error}", field=FIELD) from error
         return found
 
@@ -165,6 +166,7 @@ def _chosen(entries: list[_SavedEntry], reference: str | None) -> _SavedEntry:
 
 
 def _saved_image(members: Members, spool: Spool, entry: _SavedEntry) -> ArchiveImage:
+    check_layers(len(entry.Layers), field=FIELD)  # before each of them is hashed
     config, diff_ids = parse_config(json_bytes(_named(members, entry.Config), field=FIELD))
     blobs = [_named(members, name) for name in entry.Layers]
     return ArchiveImage(plain_layers(blobs, diff_ids, spool, field=FIELD), config)

@@ -25,7 +25,7 @@ from services.imagesvc.layerroot import opened_layer
 from services.imagesvc.meter import Cancelled
 from services.imagesvc.names import ImageName
 from services.imagesvc.ociarchive import write_archive
-from services.imagesvc.uploads import swept
+from services.imagesvc.uploads import held_bytes, swept
 from shared.blobs.base import BlobStore
 from shared.blobs.layout import LayerManifest
 from shared.blobs.scratch import disk_errors
@@ -76,13 +76,14 @@ class _Job:
 @dataclass(slots=True)
 class Exports:
     """Exports in ``folder``, from ``store``. ``keep`` and ``release`` hold an export's
-    layers against collection while they are read."""
+    layers against collection while they are read; ``total_bytes_max`` bounds all together."""
 
     store: BlobStore
     folder: Path
     keep_s: float
     keep: Keep
     release: Release
+    total_bytes_max: int
     _jobs: dict[str, _Job] = field(default_factory=dict)
     _thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="export")
@@ -169,11 +170,18 @@ class Exports:
         path = self._path(wanted.project, wanted.id)
         with disk_errors():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            room = self.total_bytes_max - held_bytes(self.folder)
+            _check_room(job.total_bytes, room)
             with tempfile.TemporaryDirectory(dir=self.folder) as work:
                 made = Path(work) / "archive"
+
+                def tick(done: int) -> None:
+                    job.tick(done)
+                    _check_room(made.stat().st_size, room)
+
                 with made.open("w+b") as out:
                     write_archive(
-                        out, wanted.layers, wanted.config, name=wanted.name, tick=job.tick,
+                        out, wanted.layers, wanted.config, name=wanted.name, tick=tick,
                         opened=lambda digest: opened_layer(
                             self.store, digest, Path(work), tick=job.tick
                         ),
@@ -186,3 +194,8 @@ class Exports:
                 facts.write_bytes(msgspec.json.encode(blob))
                 facts.rename(path.with_suffix(".json"))
         return blob
+
+
+def _check_room(size: int, room: int) -> None:
+    if size > room:
+        raise CapacityExhausted(f"no room for an export of {size} bytes", field=FIELD)

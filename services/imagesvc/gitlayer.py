@@ -8,25 +8,34 @@ gives the same layer.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
+import threading
 from pathlib import Path
+from typing import cast
 
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, Unsupported
 
 FIELD = "git"
 GIT_TIMEOUT_S = 900
+PIECE_BYTES = 64 * 1024
+_GIT = ("git", "-c", "safe.directory=*", "-c", "core.logAllRefUpdates=false",
+        "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")  # fmt: skip
 _REVISION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._/@{}~^-]{0,199}", re.ASCII)
 _UPLOAD_PACK = "git -c safe.directory=* -c uploadpack.allowAnySHA1InWant=true upload-pack"
 
 
-def rebuild(source: Path, revision: str, target: Path) -> int:
+def rebuild(
+    source: Path, revision: str, target: Path, *, entries_max: int, bytes_max: int
+) -> int:
     """Check ``revision`` of ``source``, a repository or a bundle, out into ``target``;
     returns the commit time (seconds).
 
-    Raises :class:`InvalidRequest`, :class:`NotFound` (commit), :class:`Unsupported`
-    (no git here), ``Internal`` where an object is left that the commit does not reach.
+    Raises :class:`InvalidRequest` (also over a limit), :class:`NotFound` (commit),
+    :class:`Unsupported` (no git here), ``Internal`` where an object is left that the commit
+    does not reach.
     """
     if not _REVISION.fullmatch(revision):
         raise InvalidRequest(f"{revision!r} is not a revision", field="commit")
@@ -41,6 +50,7 @@ def rebuild(source: Path, revision: str, target: Path) -> int:
         "--no-write-fetch-head", "--no-recurse-submodules", "--upload-pack", _UPLOAD_PACK,
         "--", str(source.absolute()), wanted,
     )  # fmt: skip
+    _check_size(target, commit, entries_max, bytes_max)
     _git(target, "update-ref", "refs/heads/main", commit)
     _git(target, "-c", "pack.threads=1", "repack", "-adq")
     # The index is written without file times: they would differ with each import.
@@ -82,8 +92,47 @@ def _prove(target: Path, commit: str) -> None:
         raise Internal("a rebuilt repository has foreign refs")
 
 
-def _git(cwd: Path, *arguments: str) -> str:
-    environment = {
+def _check_size(target: Path, commit: str, entries_max: int, bytes_max: int) -> None:
+    """Raise where the commit's files are too many or too large: a few small objects, each
+    named often, may be more than any disk holds, and their list too. So that is not
+    awaited."""
+    listed = subprocess.Popen(
+        [*_GIT, "ls-tree", "-r", "-t", "-l", "-z", commit], cwd=target, env=_environment(target),
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    late = threading.Timer(GIT_TIMEOUT_S, listed.kill)
+    late.start()
+    try:
+        _count(cast(io.BufferedReader, listed.stdout), entries_max, bytes_max)
+    finally:
+        late.cancel()
+        listed.kill()
+        listed.communicate()
+    if listed.returncode != 0:
+        raise InvalidRequest(f"git: the files of {commit} cannot be listed", field=FIELD)
+
+
+def _count(listed: io.BufferedReader, entries_max: int, bytes_max: int) -> None:
+    """Reads an ``ls-tree`` to its end, or to a limit: ``InvalidRequest``."""
+    rest, entries, total = b"", 0, 0
+    while piece := listed.read1(PIECE_BYTES):
+        *lines, rest = (rest + piece).split(b"\0")
+        entries += len(lines)
+        total += len(piece) + sum(map(_file_bytes, lines))
+        if entries > entries_max or total > bytes_max:
+            raise InvalidRequest(
+                f"the commit has over {entries_max} entries or {bytes_max} bytes", field=FIELD
+            )
+
+
+def _file_bytes(line: bytes) -> int:
+    """The size in ``mode type object size<TAB>path``; that of folders is ``-``."""
+    size = line.partition(b"\t")[0].rpartition(b" ")[2]
+    return int(size) if size.isdigit() else 0
+
+
+def _environment(cwd: Path) -> dict[str, str]:
+    return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": "/nonexistent",
         "LC_ALL": "C",
@@ -92,11 +141,12 @@ def _git(cwd: Path, *arguments: str) -> str:
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_CEILING_DIRECTORIES": str(cwd.absolute().parent),
     }
-    base = ("git", "-c", "safe.directory=*", "-c", "core.logAllRefUpdates=false",
-            "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")  # fmt: skip
+
+
+def _git(cwd: Path, *arguments: str) -> str:
     try:
         done = subprocess.run(
-            [*base, *arguments], cwd=cwd, env=environment, capture_output=True, text=True,
+            [*_GIT, *arguments], cwd=cwd, env=_environment(cwd), capture_output=True, text=True,
             errors="replace", umask=0o022, timeout=GIT_TIMEOUT_S, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:

@@ -159,17 +159,17 @@ class Handlers:
         return refused(task, error)
 
     async def _create(self, task: Task, create: ImageCreate) -> bytes:
-        leased: list[str] = []
+        fresh: list[str] = []
         image: Image | None = None
         try:
             name = parse_name(create.name)
-            result = await self._import(task, create, leased)
+            result = await self._import(task, create, fresh)
             image = Image(name, create.kind, create.config or result.config, result.stored)
             reply, done = await self._register(task, image), True
         except Exception as error:
             if _again(error, image):
                 raise
-            await self._undo(task, leased)
+            await self._undo(task, fresh)
             reply = await self._failed(task, error, f"import of {create.name}")
             done = isinstance(error, DsecError) and not error.retryable
         if create.upload is not None and done:
@@ -177,7 +177,7 @@ class Handlers:
         return reply
 
     async def _import(
-        self, task: Task, create: ImageCreate, leased: list[str]
+        self, task: Task, create: ImageCreate, fresh: list[str]
     ) -> ImportResult:
         uploaded = None
         if create.upload is not None:
@@ -185,8 +185,8 @@ class Handlers:
         request = intake.import_request(create, self._settings.image_allowed, uploaded=uploaded)
 
         async def keep(layers: Sequence[LayerFiles]) -> None:
-            await self.lease(task.request_id, layers)
-            leased.extend(layer.digest for layer in layers)
+            # those of others are theirs to use, named or not
+            fresh.extend(await self._lease(task.request_id, layers))
 
         async with self._reported(task) as report:
             return await self._importer.run(request, progress=report, keep=keep)
@@ -216,8 +216,13 @@ class Handlers:
 
     async def lease(self, holder: str, layers: Sequence[LayerFiles | LayerManifest]) -> None:
         """Keeps ``layers`` from collection until :meth:`give_back`."""
+        await self._lease(holder, layers)
+
+    async def _lease(
+        self, holder: str, layers: Sequence[LayerFiles | LayerManifest]
+    ) -> list[str]:
         async with self._db.transaction() as connection:
-            await leases.take(
+            return await leases.take(
                 connection, layers, holder=holder, seconds=self._settings.image_lease_s
             )
 
@@ -226,14 +231,13 @@ class Handlers:
         async with self._db.transaction() as connection:
             await leases.give_back(connection, holder)
 
-    async def _undo(self, task: Task, leased: list[str]) -> None:
-        """Leaves nothing of an import that failed after its layers began to be stored;
-        what cannot be removed now is collected."""
-        if not leased:
-            return
+    async def _undo(self, task: Task, fresh: list[str]) -> None:
+        """Leaves nothing of an import that failed after its layers began to be stored, but
+        what was there before it; what cannot be removed now is collected."""
         try:
             await self.give_back(task.request_id)
-            await self._discard(leased)
+            if fresh:
+                await self._discard(fresh)
         except DsecError as error:
             log.warning("layers of a failed import stay for now: %s", error.message)
 

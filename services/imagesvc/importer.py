@@ -115,12 +115,12 @@ class Importer:
 
         Raises :class:`InvalidRequest`, ``Unsupported``, ``NotFound``, ``Forbidden``
         (registry), ``Conflict`` (the source changed), ``Unavailable`` (disk, engine,
-        registry) or
+        registry), ``DeadlineExceeded`` or
         ``Internal`` (the result differs from the source); nothing is stored then.
         """
         if cancelled():
             raise Cancelled
-        meter = Meter(progress, cancelled)
+        meter = Meter(progress, cancelled, seconds_max=self._limits.seconds_max)
         with self._store.workspace() as work, ExitStack() as stack:
             spool = stack.enter_context(
                 Spool(work, bytes_max=self._limits.unpacked_bytes_max, progress=meter.advance)

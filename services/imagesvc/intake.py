@@ -13,7 +13,7 @@ from pathlib import Path
 
 from schemas.image import ImageCreate, Kind
 from services.imagesvc.imageconfig import check_config
-from services.imagesvc.names import parse_registry
+from services.imagesvc.names import RegistryName, parse_registry
 from services.imagesvc.sources import (
     BuildSource,
     DockerSource,
@@ -110,6 +110,11 @@ def _inside(dockerfile: str) -> str:
 
 def _registry(text: str, registries: str) -> RegistrySource:
     name = parse_registry(text)
+    return RegistrySource(name, plain_http=allowed_registry(name, registries))
+
+
+def allowed_registry(name: RegistryName, registries: str) -> bool:
+    """Whether it is to be asked without TLS; :class:`Forbidden` where it is not to be asked."""
     entries = {entry.strip() for entry in registries.split(",")}
     plain, safe = f"http://{name.host}" in entries, f"https://{name.host}" in entries
     if not (plain or safe or entries & {name.host, ANY}):
@@ -117,7 +122,13 @@ def _registry(text: str, registries: str) -> RegistrySource:
                         field="registry")  # fmt: skip
     # as container tools do: what never leaves this machine needs no certificate
     loopback = _LOOPBACK.fullmatch(name.host) is not None and not safe
-    return RegistrySource(name, plain_http=plain or loopback)
+    return plain or loopback
+
+
+def named_hosts(registries: str) -> set[str]:
+    """The hosts that the operator named; ``*`` names none."""
+    entries = (entry.strip() for entry in registries.split(","))
+    return {entry.rpartition("//")[2] for entry in entries} - {"", ANY}
 
 
 def allowed_path(path: str, roots: str) -> Path:

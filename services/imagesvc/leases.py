@@ -18,7 +18,7 @@ from shared.blobs.layout import LayerFiles, LayerManifest
 _KNOW = text(
     "insert into layer (digest, size_bytes, entries) "
     "select * from unnest(cast(:d as text[]), cast(:s as bigint[]), cast(:e as bigint[])) "
-    "order by 1 on conflict (digest) do update set used_at = now()"
+    "order by 1 on conflict (digest) do update set used_at = now() returning digest, xmax = 0"
 )
 _LEASE = text(
     "insert into lease (holder, digest, until) "
@@ -43,10 +43,11 @@ _USED = text(
 async def take(
     connection: AsyncConnection, layers: Sequence[LayerFiles | LayerManifest], *, holder: str,
     seconds: float,
-) -> None:  # fmt: skip
-    """Keeps ``layers``, stored or about to be, for ``holder``."""
+) -> list[str]:  # fmt: skip
+    """Keeps ``layers``, stored or about to be, for ``holder``; returns the digests of those
+    that nobody knew."""
     known = {one.digest: one for one in layers}
-    await connection.execute(
+    rows = await connection.execute(
         _KNOW,
         {
             "d": list(known),
@@ -54,7 +55,9 @@ async def take(
             "e": [one.entries for one in known.values()],
         },
     )
+    fresh = [str(digest) for digest, inserted in rows if inserted]
     await connection.execute(_LEASE, {"holder": holder, "d": list(known), "s": seconds})
+    return fresh
 
 
 async def give_back(connection: AsyncConnection, holder: str) -> None:

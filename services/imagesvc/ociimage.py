@@ -94,8 +94,7 @@ def read_image(
     for layer in layers:
         if layer.media_type not in LAYER_TYPES:
             raise Unsupported(f"layer of media type {layer.media_type!r}", field=blobs.field)
-    if len(layers) > LAYERS_MAX:
-        raise InvalidRequest(f"{len(layers)} layers; the limit is {LAYERS_MAX}", field=blobs.field)
+    check_layers(len(layers), field=blobs.field)
     blobs.begin(sum(layer.size or 0 for layer in layers))
     found = [blobs.blob(layer) for layer in layers]
     return ArchiveImage(plain_layers(found, parsed[1], spool, field=blobs.field), parsed[0])
@@ -174,8 +173,6 @@ def plain_layers(
     blobs: list[FileRange], diff_ids: list[str], spool: Spool, *, field: str
 ) -> list[FileRange]:
     """The uncompressed layers, compared with the digests in the configuration."""
-    if len(blobs) > LAYERS_MAX:
-        raise InvalidRequest(f"{len(blobs)} layers; the limit is {LAYERS_MAX}", field=field)
     if diff_ids and len(diff_ids) != len(blobs):
         raise InvalidRequest(
             f"{len(blobs)} layers but {len(diff_ids)} digests in the configuration", field=field
@@ -187,6 +184,12 @@ def plain_layers(
             raise Unsupported(f"digest algorithm {algorithm!r}", field=field)
         check_digest(layer, expected, f"layer {diff_id}", field=field)
     return layers
+
+
+def check_layers(count: int, *, field: str) -> None:
+    """Raises :class:`InvalidRequest` for an image of too many layers."""
+    if count > LAYERS_MAX:
+        raise InvalidRequest(f"{count} layers; the limit is {LAYERS_MAX}", field=field)
 
 
 def check_digest(source: FileRange, expected: str, what: str, *, field: str) -> None:

@@ -45,6 +45,7 @@ class ImportLimits:
     entries_max: int = 2_000_000  # per layer
     unpacked_bytes_max: int = 256 * 1024**3  # spooled streams and stored data, each
     collapse_bytes_max: int = COLLAPSE_MAX_BYTES
+    seconds_max: float = 4 * 3_600.0  # from its beginning until its layers are written
     parallel_max: int = 2
     small_bytes: int = 64 * 1024**2  # a source of at most so much has a thread of its own kind
 
@@ -52,7 +53,7 @@ class ImportLimits:
 class ImageEngine(Protocol):
     """A container engine that can build and save images."""
 
-    def save(self, reference: str) -> Iterator[bytes]: ...
+    def save(self, reference: str, *, built: bool = False) -> Iterator[bytes]: ...
 
     def build(
         self, context: Path, *, dockerfile: str, target: str | None, tick: Callable[[int], None]
@@ -98,7 +99,7 @@ class Reading:
         if isinstance(source, GitSource):
             return self._git(source)
         if isinstance(source, DockerSource):
-            return self._saved(self._the_engine(), source.reference, "docker")
+            return self._saved(self._the_engine().save(source.reference), "docker")
         if isinstance(source, RegistrySource):
             return self._registry(source)
         if isinstance(source, BuildSource):
@@ -112,7 +113,10 @@ class Reading:
 
     def _git(self, source: GitSource) -> Trees:
         checkout = self.work / "checkout"
-        time_s = gitlayer.rebuild(source.path, source.commit, checkout)
+        time_s = gitlayer.rebuild(
+            source.path, source.commit, checkout, entries_max=self.limits.entries_max,
+            bytes_max=self.limits.unpacked_bytes_max,
+        )  # fmt: skip
         roots, config = self._tree(checkout)
         for _, inode in unique_inodes(roots[0]):
             inode.mtime_ns = time_s * 1_000_000_000
@@ -123,8 +127,8 @@ class Reading:
             raise Unsupported("no container engine is configured", field=name)
         return self.engine
 
-    def _saved(self, engine: ImageEngine, reference: str, name: str) -> Trees:
-        archive = self.spool.store(engine.save(reference), field=name)
+    def _saved(self, pieces: Iterator[bytes], name: str) -> Trees:
+        archive = self.spool.store(pieces, field=name)
         image = find_image(TarMembers.read(archive), self.spool)
         if image is None:
             raise InvalidRequest("the engine sent something that is no image", field=name)
@@ -143,7 +147,7 @@ class Reading:
             tick=self.meter.advance,
         )  # fmt: skip
         try:
-            return self._saved(engine, built, "dockerfile")
+            return self._saved(engine.save(built, built=True), "dockerfile")
         finally:
             engine.remove(built)
 

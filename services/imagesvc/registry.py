@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import ipaddress
 import re
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,11 +38,11 @@ from services.imagesvc.tarlayer import FileRange
 from shared.errors import DsecError, Forbidden, Internal, InvalidRequest, NotFound, Unavailable
 
 FIELD = "registry"
-PIECE_BYTES = 1024 * 1024
 TIMEOUT_S = 30.0
 """Longest silence of a registry."""
 ATTEMPTS = 5
 """Of one document or blob in a row without a byte of progress."""
+REDIRECTS_MAX = 5
 BACKOFF_S, BACKOFF_MAX_S = 0.2, 3.0
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
 ACCEPT = ", ".join(sorted(MANIFEST_TYPES | INDEX_TYPES))
@@ -71,11 +73,13 @@ class Registries:
 
     def __init__(
         self, *, accounts: Path | None = None, timeout_s: float = TIMEOUT_S,
-        backoff_s: float = BACKOFF_S,
+        backoff_s: float = BACKOFF_S, named: Collection[str] = (),
     ) -> None:  # fmt: skip
+        """``named``: the hosts that registries may send us to though they are not public."""
         self._accounts = accounts
         self._timeout_s = timeout_s
         self._backoff_s = backoff_s
+        self._named = frozenset(named)
 
     def image(self, source: RegistrySource, spool: Spool, meter: Meter) -> ArchiveImage:
         """One image, its blobs in ``spool``.
@@ -84,12 +88,12 @@ class Registries:
         :class:`InvalidRequest` (digest, damaged documents), ``Unsupported`` (media
         type, platform), :class:`Unavailable` (no answer, broken off for good).
         """
-        with httpx.Client(
-            timeout=self._timeout_s, follow_redirects=True, headers={"Accept-Encoding": "identity"}
-        ) as client:
+        headers = {"Accept-Encoding": "identity"}
+        with httpx.Client(timeout=self._timeout_s, headers=headers) as client:
             repository = _Repository(
                 client, source, spool, meter,
                 account=self._account(source.name.host), backoff_s=self._backoff_s,
+                named=self._named,
             )  # fmt: skip
             document, media_type = repository.root()
             return read_image(repository, spool, document, media_type)
@@ -120,6 +124,7 @@ class _Repository:
     meter: Meter
     account: str | None = field(kw_only=True)
     backoff_s: float = field(kw_only=True)
+    named: frozenset[str] = field(kw_only=True)
     _authorization: str | None = None
     _known: dict[str, FileRange] = field(default_factory=dict)
     field: str = FIELD
@@ -130,7 +135,7 @@ class _Repository:
         while True:
             try:
                 with self._response(f"manifests/{reference}", {}) as response:
-                    document = _bounded(response)
+                    document = self._bounded(response)
                 break
             except (httpx.TransportError, _Busy) as error:
                 left = self._again(left, str(error) or type(error).__name__, "the manifest")
@@ -177,7 +182,7 @@ class _Repository:
     def _from(self, path: str, at: int) -> Iterator[bytes]:
         with self._response(path, {"Range": f"bytes={at}-"} if at else {}) as response:
             skip = 0 if response.status_code == httpx.codes.PARTIAL_CONTENT else at
-            for piece in response.iter_raw(PIECE_BYTES):
+            for piece in response.iter_raw():  # as it comes: a dripping one must be seen
                 if skip < len(piece):
                     yield piece[skip:]
                 skip = max(0, skip - len(piece))
@@ -198,15 +203,48 @@ class _Repository:
             if self._authorization:
                 headers["Authorization"] = self._authorization
             try:
-                with self.client.stream("GET", url, headers=headers) as response:
+                with self._got(httpx.URL(url), headers) as response:
                     if response.status_code == httpx.codes.UNAUTHORIZED and not last:
                         self._log_in(response.headers.get("www-authenticate", ""))
                         continue
                     self._check(response, path)
                     yield response
                     return
-            except (httpx.InvalidURL, httpx.TooManyRedirects, httpx.DecodingError) as error:
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
                 raise self._failed(str(error)) from error
+
+    @contextmanager
+    def _got(self, url: httpx.URL, headers: dict[str, str]) -> Iterator[httpx.Response]:
+        """The answer, where the registry may send us to."""
+        for _ in range(REDIRECTS_MAX + 1):
+            self._check_target(url)
+            with self.client.stream("GET", url, headers=headers) as response:
+                if not response.has_redirect_location:
+                    yield response
+                    return
+                target = url.join(response.headers["location"])
+            if (target.scheme, target.netloc) != (url.scheme, url.netloc):
+                headers = {k: v for k, v in headers.items() if k != "Authorization"}
+            url = target
+        raise self._failed(f"more than {REDIRECTS_MAX} redirects")
+
+    def _check_target(self, url: httpx.URL) -> None:
+        """A registry, which may be anybody's, leads us to nothing that only we can reach."""
+        host, own = url.netloc.decode(), self.source.name.host
+        if url.scheme != "https" and not (url.scheme == "http" and self.source.plain_http):
+            raise Forbidden(f"{own} leads to {url.scheme}://{host}, which is not protected",
+                            field=FIELD)  # fmt: skip
+        if host != own and host not in self.named and not _is_public(url.host):
+            raise Forbidden(f"{own} leads to {host}, which is not public", field=FIELD)
+
+    def _bounded(self, response: httpx.Response) -> bytes:
+        document = bytearray()
+        for piece in response.iter_raw():
+            self.meter.advance(0)
+            document += piece
+            if len(document) > JSON_MAX_BYTES:
+                raise InvalidRequest(f"a document of over {JSON_MAX_BYTES} bytes", field=FIELD)
+        return bytes(document)
 
     @property
     def _base(self) -> str:
@@ -241,12 +279,13 @@ class _Repository:
             raise Forbidden(f"{self.source.name.host} asks to log in at {realm.geturl()!r}, "
                             "which is not protected", field=FIELD)  # fmt: skip
         scope = asked.get("scope", f"repository:{self.source.name.repository}:pull")
-        with self.client.stream(
-            "GET", realm.geturl(), params={"service": asked.get("service", ""), "scope": scope},
-            headers={"Authorization": _basic(self.account)} if self.account else {},
-        ) as response:  # fmt: skip
+        url = httpx.URL(realm.geturl()).copy_merge_params(
+            {"service": asked.get("service", ""), "scope": scope}
+        )
+        headers = {"Authorization": _basic(self.account)} if self.account else {}
+        with self._got(url, headers) as response:
             self._check(response, "token")
-            document = _bounded(response)
+            document = self._bounded(response)
         try:
             found = msgspec.json.decode(document, type=_Token)
         except msgspec.MsgspecError as error:
@@ -261,15 +300,17 @@ def _basic(account: str) -> str:
     return "Basic " + base64.b64encode(account.encode()).decode()
 
 
-def _bounded(response: httpx.Response) -> bytes:
-    document = b""
-    for piece in response.iter_raw(PIECE_BYTES):
-        document += piece
-        if len(document) > JSON_MAX_BYTES:
-            raise InvalidRequest(f"a document of over {JSON_MAX_BYTES} bytes", field=FIELD)
-    return document
+def _is_public(host: str) -> bool:
+    """Whether all its addresses are; what has none is for the transport to tell."""
+    try:
+        found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+    except OSError:
+        return True
+    addresses = [ipaddress.ip_address(str(one[4][0]).partition("%")[0]) for one in found]
+    plain = [getattr(one, "ipv4_mapped", None) or one for one in addresses]
+    return all(one.is_global and not one.is_multicast for one in plain)
 
 
 def _same(actual: str, wanted: str, what: str) -> None:
-    if f"sha256:{actual}" != wanted:
-        raise InvalidRequest(f"digest mismatch: {what} {wanted} has sha256 {actual}", field=FIELD)
+    if f"sha256:{actual}" != wanted:  # what came may be nothing that the client may know
+        raise InvalidRequest(f"digest mismatch: {what} is not {wanted}", field=FIELD)

@@ -43,6 +43,8 @@ class Settings(StoreSettings, kw_only=True):
     """A folder or file of at most this much data does not wait behind longer imports."""
     image_parallel: int = 2
     """Imports at a time."""
+    image_import_s: float = 4 * 3_600.0
+    """Longest import, however slowly a registry or a build goes on."""
     image_collapse_bytes: int = 3 * 1024**3
     """Consecutive layers of an image become one up to this much data."""
     image_entries_max: int = 2_000_000
@@ -52,6 +54,8 @@ class Settings(StoreSettings, kw_only=True):
     image_upload_bytes_max: int = 64 * 1024**3
     image_uploads_bytes_max: int = 256 * 1024**3
     """Of all uploads that wait to be imported."""
+    image_exports_bytes_max: int = 256 * 1024**3
+    """Of all exports that wait to be fetched."""
     image_transfer_keep_s: float = 24 * 3_600.0
     """How long an untouched upload or export stays."""
     image_names_max: int = 64

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import IO
 
+from services.imagesvc.tarheaders import BoundedTar
 from shared.erofs.layertree import Extent, Inode, LayerTree
 from shared.errors import InvalidRequest, Unsupported
 
@@ -23,6 +24,8 @@ BLOCK_BYTES = 512
 XATTR_KEYWORD = "SCHILY.xattr."
 SPARSE_NAME_KEYWORD = "GNU.sparse.name"
 ACL_KEYWORD = "SCHILY.acl."
+XATTRS_MAX_BYTES = 256 * 1024**2
+"""Of all xattrs of one layer: they are held in memory."""
 TAR_TYPES = {
     tarfile.DIRTYPE: stat.S_IFDIR,
     tarfile.SYMTYPE: stat.S_IFLNK,
@@ -76,15 +79,18 @@ def read_tar(
     :class:`Unsupported` (what no layer can express), each naming the entry.
     """
     tree = LayerTree(lower=lower, field=field)
-    count = 0
+    count = xattr_bytes = 0
     try:
         with open_tar(source) as tar:
             for count, member in enumerate(tar, start=1):
                 if count > entries_max:
                     raise InvalidRequest(f"more than {entries_max} entries", field=field)
+                xattr_bytes += _xattr_bytes(member)
+                if xattr_bytes > XATTRS_MAX_BYTES:
+                    raise Unsupported(f"over {XATTRS_MAX_BYTES} bytes of xattrs", field=field)
                 _add(tree, member, source, field)
             end = tar.offset
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"damaged tar archive: {error}", field=field) from error
     # tarfile ends quietly at a cut or damaged header; only the end mark tells.
     if source.pread(BLOCK_BYTES, end) != bytes(BLOCK_BYTES):
@@ -97,7 +103,7 @@ def read_tar(
 def open_tar(source: FileRange) -> tarfile.TarFile:
     source.seek(0)
     file: IO[bytes] = source  # type: ignore[assignment]  # read, seek and tell are all it uses
-    return tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape")
+    return BoundedTar.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape")
 
 
 def _add(tree: LayerTree, member: tarfile.TarInfo, source: FileRange, field: str) -> None:
@@ -146,6 +152,15 @@ def _extents(member: tarfile.TarInfo, source: FileRange, field: str) -> tuple[Ex
     if at > source.length:
         raise InvalidRequest(f"truncated tar archive: {member.name!r} is cut off", field=field)
     return tuple(extents)
+
+
+def _xattr_bytes(member: tarfile.TarInfo) -> int:
+    """Their size, before a copy of them is made for each entry that a global header meets."""
+    return sum(
+        len(keyword) + len(value)
+        for keyword, value in member.pax_headers.items()
+        if keyword.startswith(XATTR_KEYWORD)
+    )
 
 
 def _xattrs(member: tarfile.TarInfo, field: str) -> dict[bytes, bytes]:

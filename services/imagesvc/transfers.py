@@ -25,6 +25,7 @@ from services.imagesvc.settings import Settings
 from services.imagesvc.uploads import Uploads
 from shared.bus import Incoming
 from shared.db import Database
+from shared.errors import InvalidRequest
 from shared.wire import from_wire
 
 
@@ -56,6 +57,8 @@ class Transfers:
 
     async def export(self, query: ImageExport, _: Incoming) -> ImageReply:
         """An environment as an archive, or how far it is."""
+        if len(set(query.names)) < len(query.names):
+            raise InvalidRequest("a name is given twice", field="names")
         item = ResolveItem(names=query.names, projects=query.projects)
         names_max = self._settings.image_names_max
         async with self._db.transaction() as connection:

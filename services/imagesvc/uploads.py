@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 import shutil
+import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.image import Blob, BlobPut
@@ -21,18 +23,23 @@ from shared.blobs.scratch import disk_errors
 from shared.errors import CapacityExhausted, InvalidRequest, NotFound
 
 READ_BYTES = 1024 * 1024
+LEAST_BYTES = 4096
+"""What the smallest file takes of a disk."""
+SCAN_S = 1.0
+"""How long what other services wrote may be unseen."""
 FIELD = "upload"
 
 
 @dataclass(frozen=True, slots=True)
 class Uploads:
     """Uploads in ``folder``; all calls block. ``bytes_max`` bounds one, ``total_bytes_max``
-    what is there when another begins, ``keep_s`` how long one stays untouched."""
+    all together, ``keep_s`` how long one stays untouched."""
 
     folder: Path
     bytes_max: int
     total_bytes_max: int
     keep_s: float
+    _room: _Room = field(default_factory=lambda: _Room())
 
     def put(self, owner: str, piece: BlobPut) -> int:
         """Appends a piece, unless it is there already or would leave a gap; returns how
@@ -41,23 +48,13 @@ class Uploads:
         if piece.offset + len(piece.data) > self.bytes_max:
             raise InvalidRequest(f"an upload of over {self.bytes_max} bytes", field=FIELD)
         path = self._path(owner, piece.id)
-        if not path.exists():
-            self._check_room()
         with disk_errors():
+            self._room.take(self.folder, _growth(path, piece), self.total_bytes_max)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 return _append(fd, piece)
             finally:
                 os.close(fd)
-
-    def _check_room(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        used = 0
-        for entry in os.scandir(self.folder):
-            with suppress(FileNotFoundError):
-                used += entry.stat().st_size
-        if used >= self.total_bytes_max:
-            raise CapacityExhausted(f"uploads of {used} bytes wait to be imported", field=FIELD)
 
     def checked(self, owner: str, blob: Blob) -> Path:
         """Where an upload is. Raises ``NotFound``, or ``InvalidRequest`` where it is not
@@ -86,6 +83,46 @@ class Uploads:
 
     def _path(self, owner: str, id: str) -> Path:
         return self.folder / hashlib.sha256(f"{owner}/{id}".encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is in a folder, looked up now and then and added to in between."""
+
+    used_bytes: int = 0
+    seen_s: float = -math.inf
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, folder: Path, growth: int, total_bytes_max: int) -> None:
+        if growth == 0:
+            return
+        with self.lock:
+            if time.monotonic() - self.seen_s > SCAN_S:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.used_bytes, self.seen_s = held_bytes(folder), time.monotonic()
+            if self.used_bytes + growth > total_bytes_max:
+                raise CapacityExhausted(
+                    f"uploads of {self.used_bytes} bytes wait to be imported", field=FIELD
+                )
+            self.used_bytes += growth
+
+
+def held_bytes(folder: Path) -> int:
+    """What the files of ``folder`` take at least."""
+    used = 0
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):
+            used += max(entry.stat().st_size, LEAST_BYTES)
+    return used
+
+
+def _growth(path: Path, piece: BlobPut) -> int:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return max(len(piece.data), LEAST_BYTES)
+    end = piece.offset + len(piece.data)
+    return max(end, LEAST_BYTES) - max(size, LEAST_BYTES) if size < end else 0
 
 
 def _append(fd: int, piece: BlobPut) -> int:

@@ -92,6 +92,26 @@ async def test_collection_between_storing_and_naming_takes_nothing(
     assert between == [0] and service.blobs.has(first)
 
 
+async def test_a_failed_import_takes_no_layer_that_was_there_before(
+    stack: Stack, service: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(I10) Nobody names it now, but a sandbox may be about to start from it."""
+    await scheduler(stack)
+    first = digest(await stack.create("x", path=stack.tree("x", b"x" * 5000)))
+    await stack.delete("x")
+    put = service.blobs.put_layer
+
+    def put_and_fail(files: LayerFiles) -> Any:
+        put(files)
+        raise Unavailable("the disk is away")
+
+    monkeypatch.setattr(service.blobs, "put_layer", put_and_fail)
+    for path in (f"{stack.folder}/x", stack.tree("new", b"n" * 5000)):
+        made = await stack.create("again", path=path)
+        assert made.error is not None and made.error.code == "unavailable"
+    assert list(service.blobs.list()) == [first]
+
+
 async def test_images_come_and_go_under_constant_collection(stack: Stack, service: App) -> None:
     """(I10) Whatever is named is whole in the store, all the time."""
     await scheduler(stack)

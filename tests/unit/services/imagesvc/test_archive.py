@@ -14,7 +14,7 @@ import zstandard
 from schemas.sandbox import ImageConfig
 from services.imagesvc.archive import DirectoryMembers, TarMembers, find_image
 from services.imagesvc.imageconfig import parse_config
-from services.imagesvc.ociimage import ArchiveImage
+from services.imagesvc.ociimage import LAYERS_MAX, ArchiveImage
 from services.imagesvc.spool import Spool
 from services.imagesvc.tarlayer import FileRange
 from shared.errors import DsecError, InvalidRequest, NotFound, Unsupported
@@ -174,3 +174,14 @@ def test_a_bad_configuration_is_refused(bad: bytes) -> None:
 def test_plain_files_are_not_copied(spool: Spool) -> None:
     source = FileRange(as_range(b"plain tar", spool.directory).fd, 0, 9)
     assert spool.plain(source) is source
+
+
+def test_layers_are_counted_before_they_are_hashed(spool: Spool) -> None:
+    name = f"blobs/sha256/{sha256(b'another')}"
+    entry = {"Config": "c.json", "Layers": [name] * (LAYERS_MAX + 1)}
+    data = tar_bytes(
+        [member("c.json", image_config([])), member(name, LAYERS[0]),
+         member("manifest.json", json.dumps([entry]).encode())]
+    )  # fmt: skip
+    with pytest.raises(InvalidRequest, match="the limit is"):
+        found(data, spool)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -26,12 +27,13 @@ def environment(number: int) -> Environment:
     return Environment("team", ImageName("x"), [f"{number:064x}"], ImageConfig())
 
 
-def exports(folder: Path) -> Exports:
+def exports(folder: Path, store: Any = None) -> Exports:
     async def keep(holder: str, layers: Sequence[Any]) -> None: ...
 
     async def release(holder: str) -> None: ...
 
-    return Exports(Store(), folder, keep_s=60, keep=keep, release=release)  # type: ignore[arg-type]
+    store = store or Store()
+    return Exports(store, folder, keep_s=60, keep=keep, release=release, total_bytes_max=20_000)
 
 
 async def outcome(made: Exports, number: int) -> None:
@@ -70,3 +72,37 @@ async def test_facts_that_a_crash_cut_are_no_export(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         await outcome(made, 1)
     await made.close()
+
+
+@dataclass
+class Large:
+    """Has layers of a size."""
+
+    data_bytes: int
+
+    def manifest(self, digest: str) -> Any:
+        return self
+
+
+async def test_exports_are_bounded_together(tmp_path: Path) -> None:
+    """(T09) Before one is made, and with what is there already."""
+    with pytest.raises(CapacityExhausted):
+        await outcome(exports(tmp_path, Large(20_001)), 1)
+    (tmp_path / "other").write_bytes(bytes(15_000))
+    with pytest.raises(CapacityExhausted):
+        await outcome(exports(tmp_path, Large(5_001)), 1)
+
+
+async def test_an_export_ends_where_it_grows_beyond_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(out: IO[bytes], *_: object, tick: Callable[[int], None], **__: object) -> None:
+        for _ in range(100):
+            out.write(bytes(1000))
+            out.flush()
+            tick(0)
+
+    monkeypatch.setattr("services.imagesvc.exports.write_archive", write)
+    with pytest.raises(CapacityExhausted):
+        await outcome(exports(tmp_path, Large(1)), 1)
+    assert list(tmp_path.iterdir()) == []

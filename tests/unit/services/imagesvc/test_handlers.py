@@ -50,9 +50,12 @@ def failure(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     async def fails(*_: Any, **__: Any) -> None:
         raise errors[0]
 
+    async def fresh(*_: Any, **__: Any) -> list[str]:
+        return [DIGEST]
+
     monkeypatch.setattr(store, "images", nothing)
     monkeypatch.setattr(store, "answer", nothing)
-    monkeypatch.setattr(leases, "take", nothing)
+    monkeypatch.setattr(leases, "take", fresh)
     monkeypatch.setattr(leases, "give_back", nothing)
     monkeypatch.setattr(store, "register", fails)
     return errors

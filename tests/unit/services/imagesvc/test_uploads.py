@@ -16,7 +16,7 @@ ID, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
 def uploads(tmp_path: Path) -> Uploads:
-    return Uploads(tmp_path / "up", bytes_max=1000, total_bytes_max=900, keep_s=60)
+    return Uploads(tmp_path / "up", bytes_max=10_000, total_bytes_max=14_000, keep_s=60)
 
 
 def piece(offset: int, data: bytes, id: str = ID) -> BlobPut:
@@ -37,16 +37,31 @@ def test_pieces_are_taken_in_order_and_once(tmp_path: Path) -> None:
 
 
 def test_uploads_are_bounded(tmp_path: Path) -> None:
-    """(T09) One by itself, and what is there when another begins."""
+    """(T09) One by itself, and all together however little each of them is."""
     made = uploads(tmp_path)
     with pytest.raises(InvalidRequest):
-        made.put("a/b", piece(0, bytes(1001)))
-    assert made.put("a/b", piece(0, bytes(900))) == 900
+        made.put("a/b", piece(0, bytes(10_001)))
+    assert made.put("a/b", piece(0, b"")) == 0
+    assert made.put("a/b", piece(0, bytes(100), OTHER)) == 100
+    assert made.put("a/b", piece(0, bytes(9000))) == 9000
     with pytest.raises(CapacityExhausted):
-        made.put("a/b", piece(0, b"x", OTHER))
-    assert made.put("a/b", piece(900, b"x")) == 901
-    with pytest.raises(InvalidRequest):
-        made.put("a/b", piece(901, bytes(100)))
+        made.put("a/b", piece(9000, bytes(1000)))
+    with pytest.raises(CapacityExhausted):
+        made.put("c/d", piece(0, b""))
+    assert made.put("a/b", piece(0, bytes(9000))) == 9000
+    assert made.put("a/b", piece(9000, bytes(900))) == 9900
+
+
+def test_what_others_hold_counts_and_what_went_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.imagesvc.uploads.SCAN_S", 0.0)
+    made, other = uploads(tmp_path), uploads(tmp_path)
+    made.put("a/b", piece(0, bytes(10_000)))
+    with pytest.raises(CapacityExhausted):
+        other.put("a/b", piece(0, bytes(5000), OTHER))
+    made.drop("a/b", ID)
+    assert other.put("a/b", piece(0, bytes(5000), OTHER)) == 5000
 
 
 def test_what_is_not_what_was_sent_goes(tmp_path: Path) -> None:
