@@ -74,7 +74,7 @@ class Node:
         self.enforcing._egress = self.egress  # type: ignore[assignment]
         agent: Any = self.agent
         groups: Any = SimpleNamespace(v2="/group/work")
-        self.target = Target("u1", "p", agent, 1, groups)
+        self.target = Target("u1", "p", agent, "c1", 1, groups)
 
     def is_as(self, first: Plan) -> bool:
         """Whether ``first`` is in force, as a whole."""
