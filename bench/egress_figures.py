@@ -108,7 +108,7 @@ def connects(*, quick: bool) -> dict[str, Any]:
     samples: dict[str, list[float]] = {"off": [], "1": [], "10k": []}
     swaps: list[float] = []
     with namespace() as pid, group() as cgroup:
-        inside = open_inside(pid)
+        inside = open_inside(pid, "")
         stop = threading.Event()
         taker = threading.Thread(target=_accept, args=(inside, stop))
         taker.start()

@@ -360,10 +360,10 @@ Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")
 
 Cells = Annotated[int, Meta(ge=1, le=65_535)]
 
-Lane = Annotated[str, Meta(min_length=1, max_length=64)]
+Lane = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f]+$(?!\n)")]
 """A thread of a script whose operations are counted."""
 
-Step = Annotated[int, Meta(ge=1)]
+Step = Annotated[int, Meta(ge=1, le=1 << 53)]
 """The number of an operation in its lane."""
 
 UserName = Annotated[str, Meta(min_length=1, max_length=64)]

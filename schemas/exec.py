@@ -92,9 +92,9 @@ CONNECT_WINDOW_BYTES = 512 * 1024
 OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 Cells = Annotated[int, Meta(ge=1, le=65_535)]
-Lane = Annotated[str, Meta(min_length=1, max_length=64)]
+Lane = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f]+$(?!\n)")]
 """A thread of a script whose operations are counted."""
-Step = Annotated[int, Meta(ge=1)]
+Step = Annotated[int, Meta(ge=1, le=1 << 53)]
 """The number of an operation in its lane."""
 UserName = Annotated[str, Meta(min_length=1, max_length=64)]
 

@@ -18,8 +18,8 @@ class LayerAccess(Message, frozen=True):
     ``unit_bytes`` of its data."""
 
     digest: str
-    unit_bytes: Annotated[int, Meta(ge=4096)]
-    units: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=UNITS_MAX)]
+    unit_bytes: Annotated[int, Meta(ge=4096, le=1 << 30)]
+    units: Annotated[list[Annotated[int, Meta(ge=0, le=1 << 53)]], Meta(max_length=UNITS_MAX)]
 
 
 class LayerAccesses(Versioned, frozen=True):

@@ -289,6 +289,7 @@ void ops_resume(void);
 uint64_t op_ran(const struct op *op, uint64_t now);
 
 /* ---- policy.c: what a command gives up before it is executed ---- */
+extern uint64_t policy_number;      /* of the policy in force: another one, another number */
 void policy_message(uint32_t id, const uint8_t *p, size_t n, const int *fds, int count);
 int policy_fds(struct launch *l);    /* sets both of l, -1 where there is none */
 void policy_apply(const struct launch *l, const struct reader *policy);
@@ -314,6 +315,7 @@ bool pty_waits(const struct op *op);
 struct session {
     bool used, started, dead, orphan;
     char name[65], user[65];
+    uint64_t policy;                 /* its number, when the shell began */
     struct place at;
     int ctl_fd, text_fd, state_fd;   /* go lines, the command's text, exit codes */
     int out_fd, err_fd;

@@ -5,7 +5,8 @@
  * typed. Exit codes come back on a socket that is closed while a command's text
  * runs, and only messages whose sender is the shell itself (SCM_CREDENTIALS) count.
  * Commands queue in order. How one is ended while its shell lives on is in leave.c;
- * where a shell ended, the next command finds a fresh one and its result says so. */
+ * where a shell ended, the next command finds a fresh one and its result says so. So it
+ * does where the policy became another one: a shell keeps the filter it began with. */
 #include "aether.h"
 
 #include <errno.h>
@@ -104,6 +105,7 @@ static int shell_start(struct session *s, const struct buf *spec)
     snprintf(s->user, sizeof s->user, "%s", user ? user : "root");
     free(user);
     s->started = true;
+    s->policy = policy_number;
     return 0;
 }
 
@@ -143,6 +145,18 @@ static int begin(struct session *s, struct op *op)
     return 0;
 }
 
+/* A command whose turn it is. One that finds a shell of another policy waits for its end. */
+static int turn(struct session *s, struct op *op)
+{
+    if (s->started && s->policy != policy_number) {
+        session_end(s);
+        if (!s->dead)
+            return 0;
+        shell_drop(s);
+    }
+    return begin(s, op);
+}
+
 static int refuse(struct op *op, const char *field, const char *message)
 {
     op_refuse(op->id, "invalid_request", field, message);
@@ -172,7 +186,7 @@ int session_exec(struct op *op, const uint8_t *p, size_t n)
     if (failed)
         return failed;
     op->session = s;
-    return s->current ? 0 : begin(s, op);
+    return s->current ? 0 : turn(s, op);
 }
 
 bool session_queued(const struct op *op)
@@ -202,7 +216,7 @@ static void next_command(struct session *s)
             (!next || op->id < next->id))
             next = op;
     }
-    if (next && begin(s, next)) {
+    if (next && turn(s, next)) {
         put_error(&next->report, "unavailable", "session", 0, "the session's shell cannot start");
         op_exited(next, 0);
     } else if (!next && !s->started) {
@@ -284,7 +298,7 @@ void session_reaped(const struct end *end)
         struct op *op = s->current;
         if (!op) {
             shell_drop(s);
-            s->used = false;
+            next_command(s);
         } else {
             cg_leaf_kill(s->at.leaf, end->pid);
             op->session_ended = true;

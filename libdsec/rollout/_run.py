@@ -98,15 +98,14 @@ class Run:
         end of the run. A paused run stays paused and is waited for. Raises
         ``SandboxDied`` where the worker's container ended, ``InternalError`` where its
         program did."""
-        wait_s, offset, rest, quiet_s = LOOK_MIN_S, 0, b"", 0.0
+        wait_s, offset, quiet_s = LOOK_MIN_S, 0, 0.0
         while True:
             ended = quiet_s > ALIVE_S and not await self._lives()
             data = await self._read(offset)
             if ended and not data:
                 raise await self._end()
             offset += len(data)
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
+            for line in data.splitlines():
                 event = msgspec.json.decode(line, type=Event)
                 if event.seq > after:
                     yield event
@@ -118,14 +117,21 @@ class Run:
                 await asyncio.sleep(wait_s)
 
     async def _read(self, offset: int) -> bytes:
+        """Whole lines. Half a line is left there: a worker that is started again takes the
+        half of one that was killed away, and writes another in its place."""
         if await self._is_paused():
             return b""
-        try:
-            return await self.worker.files.read(
-                DIARY, offset=offset, length=READ_BYTES, user="root"
-            )
-        except FileNotFound:
-            return b""  # it has not begun
+        length, data = READ_BYTES, b""
+        with contextlib.suppress(FileNotFound):  # it has not begun
+            while True:
+                data = await self.worker.files.read(
+                    DIARY, offset=offset, length=length, user="root"
+                )
+                if b"\n" in data or len(data) < length:
+                    break
+                length *= 2
+        whole, newline, _ = data.rpartition(b"\n")
+        return whole + newline
 
     async def _is_paused(self) -> bool:
         """Asks without waking it."""

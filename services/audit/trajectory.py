@@ -9,6 +9,7 @@ nothing of another one's sandboxes.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,9 +26,13 @@ from shared.errors import InvalidRequest
 from shared.periodic import portions
 from shared.trajectory import Page, Record, Records
 
+log = logging.getLogger(__name__)
+
 HOUR_S = 3_600
 PORTION = 2_000
 """Rows deleted by one statement."""
+UID_CHARS = 26
+BIGINT_MAX = (1 << 63) - 1
 
 _COLUMNS = {
     "node": "text", "uid": "text", "seq": "bigint", "project": "text", "op_id": "text",
@@ -77,11 +82,15 @@ class Trajectories:
         self._max_bytes = max_bytes
 
     async def told(self, batch: Sequence[Received]) -> None:
-        """``dsec.trj.v1.<node>``: new records and results. Repeated ones are harmless."""
+        """``dsec.trj.v1.<node>``: new records and results. Repeated ones are harmless. One
+        that cannot be kept costs itself, not those beside it: they are of other tenants."""
         rows: dict[tuple[str, str, int], Record] = {}
         for item in batch:
             node = item.subject.rpartition(".")[2]
             for record in decode(item.data, Records).records:
+                if not storable(record):
+                    log.error("a record of node %s cannot be kept: %.200r", node, record)
+                    continue
                 key = (node, record.uid, record.seq)
                 if key not in rows or rows[key].ended_at is None:
                     rows[key] = record
@@ -128,6 +137,17 @@ class Trajectories:
         async with self._db.transaction() as connection:
             await connection.execute(_FORGOTTEN, {"hour": hour})
         return gone
+
+
+def storable(record: Record) -> bool:
+    """Whether the columns take it; request and reply are bytes there, of any content."""
+    texts = (record.project, record.op_id, record.verb, record.principal, record.lane or "")
+    numbers = (record.seq, record.step or 0, record.cut)
+    return (
+        len(record.uid) <= UID_CHARS
+        and not any("\0" in text for text in (record.uid, *texts))
+        and all(0 <= number <= BIGINT_MAX for number in numbers)
+    )
 
 
 def _record(row: Any) -> Record:

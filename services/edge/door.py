@@ -254,7 +254,10 @@ class Door:
                 row = await self._execs.begin(
                     uid, op_id, lambda: trail.claim(op, sandbox, request, self._clock.now())
                 )
-            except BaseException:
+            except asyncio.CancelledError:
+                op.claimed = op.logged.seq > 0  # the journal will keep it: with its end
+                raise
+            except Exception:
                 trail.unclaimed(op, sandbox)
                 raise
             if row is None:

@@ -140,9 +140,11 @@ class Excess:
     async def _tell_commands(self) -> None:
         """What clients ran, in its bare form. One that the bus did not take comes again."""
         for sandbox in list(self._supervisor.sandboxes.values()):
-            forms = list(sandbox.activity.noted)
+            noted = sandbox.activity.noted
+            forms = list(noted)
             if not forms:
                 continue
+            noted.clear()  # while they are told more may come, and push out what is here
             told = [
                 Violation(
                     id=ids.new(), at=self._clock.now(), node=self._node, uid=sandbox.uid,
@@ -153,9 +155,13 @@ class Excess:
             ]  # fmt: skip
             body = encode(Violations(node=self._node, violations=told))
             subject = sec(OBSERVER, VERDICT, self._node)
-            await self._link.bus.store([Outgoing(subject, body, msg_id=told[0].id)])
-            for _ in forms:
-                sandbox.activity.noted.popleft()
+            try:
+                await self._link.bus.store([Outgoing(subject, body, msg_id=told[0].id)])
+            except BaseException:
+                later = [*forms, *noted]
+                noted.clear()
+                noted.extend(later)
+                raise
 
     def _violations(self, sandbox: Sandbox, before: Seen, seen: Seen) -> Iterator[Violation]:
         for kind in KINDS:

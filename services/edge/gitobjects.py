@@ -2,7 +2,8 @@
 
 Owns: the formats (SHA-1). Does not own: which objects there are or are needed
 (:mod:`services.edge.scrubgit`). Everything read here was written by a sandbox: sizes are
-bounded, and what is malformed raises one of :data:`MALFORMED`.
+bounded, what is malformed raises one of :data:`MALFORMED`, and what would cost more than a
+scrub has raises :class:`TooMuch`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ import bisect
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 MALFORMED = (ValueError, KeyError, IndexError, struct.error, zlib.error)
-OBJECT_BYTES_MAX = 256 * 1024 * 1024
+OBJECT_BYTES_MAX = 128 * 1024 * 1024
+"""Of one object; and of the deltas that lead to one."""
+OBJECTS_MAX = 2_000_000
+"""Of one pack."""
+PIECE_BYTES = 64 * 1024
+DELTA_COST = 16
+"""Bytes that are copied in about the time that a byte of a delta takes."""
 DELTA_DEPTH_MAX = 4096
 ID_BYTES = 20
 _KINDS = {1: b"commit", 2: b"tree", 3: b"blob", 4: b"tag"}
@@ -28,6 +35,33 @@ _IDX_HEADER_BYTES = 8 + _FANOUT_BYTES
 _LARGE_OFFSET = 0x80000000
 
 
+class TooMuch(Exception):
+    """What a scrub may use is used up; says of what."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What one scrub may still use: bytes unpacked, and bytes of packs that are held in
+    memory until the layer is written. ``tick`` is called for every object and may raise."""
+
+    unpacked_bytes: int = 16 << 30
+    held_bytes: int = 512 << 20
+    tick: Callable[[int], None] = lambda _done: None
+
+    def unpack(self, count: int) -> None:
+        """Raises ``TooMuch``."""
+        self.tick(0)
+        self.unpacked_bytes -= count
+        if self.unpacked_bytes < 0:
+            raise TooMuch("git objects to unpack")
+
+    def hold(self, count: int) -> None:
+        """Raises ``TooMuch``."""
+        self.held_bytes -= count
+        if self.held_bytes < 0:
+            raise TooMuch("git objects that stay")
+
+
 @dataclass(frozen=True, slots=True)
 class Object:
     """One object: ``kind`` is commit, tree, blob or tag."""
@@ -37,8 +71,9 @@ class Object:
 
     @property
     def id(self) -> bytes:
-        head = b"%s %d\0" % (self.kind, len(self.content))
-        return hashlib.sha1(head + self.content, usedforsecurity=False).digest()
+        sha1 = hashlib.sha1(b"%s %d\0" % (self.kind, len(self.content)), usedforsecurity=False)
+        sha1.update(self.content)
+        return sha1.digest()
 
     def needs(self) -> Iterator[tuple[bytes, bool]]:
         """The ids it names, and whether those are blobs, which name nothing."""
@@ -60,9 +95,10 @@ def _entries(tree: bytes) -> Iterator[tuple[bytes, bool]]:
         at = end + 1 + ID_BYTES
 
 
-def loose(data: bytes) -> Object:
+def loose(data: bytes, budget: Budget) -> Object:
     """A file of ``objects/xx``."""
     plain = _inflated(data, 0, OBJECT_BYTES_MAX)
+    budget.unpack(len(plain))
     head, _, content = plain.partition(b"\0")
     kind, _, size = head.partition(b" ")
     if int(size) != len(content):
@@ -71,21 +107,32 @@ def loose(data: bytes) -> Object:
 
 
 def _inflated(data: bytes, at: int, size_max: int) -> bytes:
+    """In pieces: what is behind an object is not to be copied for each."""
     unpacker = zlib.decompressobj()
-    plain = unpacker.decompress(memoryview(data)[at:], size_max + 1)
-    if len(plain) > size_max or not unpacker.eof:
-        raise ValueError("an object that is cut or too large")
-    return plain
+    view = memoryview(data)
+    out = bytearray()
+    while not unpacker.eof:
+        if at >= len(view):
+            raise ValueError("an object that is cut")
+        out += unpacker.decompress(view[at : at + PIECE_BYTES], size_max + 1 - len(out))
+        if len(out) > size_max:
+            raise ValueError("an object that is larger than it says")
+        at += PIECE_BYTES
+    return bytes(out)
 
 
 class Pack:
     """The objects of one pack by its index (version 2)."""
 
-    def __init__(self, pack: bytes, idx: bytes) -> None:
+    def __init__(self, pack: bytes, idx: bytes, budget: Budget) -> None:
         if not idx.startswith(_IDX_MAGIC) or not pack.startswith(_PACK_MAGIC):
             raise ValueError("not a pack and its index")
-        self._pack = pack
+        self._pack, self._budget = pack, budget
         count = struct.unpack_from(">I", idx, _IDX_HEADER_BYTES - 4)[0]
+        if count * (ID_BYTES + 8) > len(idx):
+            raise ValueError("an index of another size")
+        if count > OBJECTS_MAX:
+            raise TooMuch("git objects in a pack")
         ids = _IDX_HEADER_BYTES
         offsets = ids + count * (ID_BYTES + 4)
         large = offsets + count * 4
@@ -103,19 +150,27 @@ class Pack:
             raise ValueError("an index of another size, or with ids of SHA-256")
 
     def read(self, id: bytes) -> Object:
-        """An object, its deltas applied. Raises ``KeyError`` where it is not here."""
-        return self._at(self.offsets[id])
+        """An object, its deltas applied. Raises ``KeyError`` where it is not here, and
+        ``ValueError`` where it is another one."""
+        item = self._at(self.offsets[id])
+        if item.id != id:
+            raise ValueError("an object under another one's id")
+        return item
 
     def _at(self, offset: int) -> Object:
         deltas: list[bytes] = []
+        seen: set[int] = set()
         while True:
-            if len(deltas) > DELTA_DEPTH_MAX:
+            if offset in seen or len(deltas) > DELTA_DEPTH_MAX:
                 raise ValueError("a chain of deltas without end")
+            seen.add(offset)
             kind, size, at = self._header(offset)
             if kind in _KINDS:
+                self._budget.unpack(size)
                 content = _inflated(self._pack, at, size)
-                for delta in reversed(deltas):
-                    content = patched(content, delta)
+                while deltas:
+                    content = patched(content, deltas.pop())
+                    self._budget.unpack(len(content))
                 return Object(_KINDS[kind], content)
             if kind == _OFS_DELTA:
                 back, at = self._back(at)
@@ -125,6 +180,9 @@ class Pack:
                 at += ID_BYTES
             else:
                 raise ValueError(f"an object of kind {kind}")
+            self._budget.unpack(size * DELTA_COST)
+            if size + sum(map(len, deltas)) > OBJECT_BYTES_MAX:
+                raise TooMuch("deltas of one git object")
             deltas.append(_inflated(self._pack, at, size))
             offset = base
 
@@ -137,7 +195,7 @@ class Pack:
             size |= (byte & 0x7F) << shift
             shift += 7
         if size > OBJECT_BYTES_MAX:
-            raise ValueError("an object that is too large")
+            raise TooMuch("one git object")
         return kind, size, at + 1
 
     def _back(self, at: int) -> tuple[int, int]:
@@ -158,6 +216,8 @@ def patched(base: bytes, delta: bytes) -> bytes:
     if size != len(base):
         raise ValueError("a delta for another base")
     size, at = _varint(delta, at)
+    if size > OBJECT_BYTES_MAX:
+        raise ValueError("a delta that makes too much")
     out = bytearray()
     while at < len(delta):
         op = delta[at]
@@ -170,7 +230,7 @@ def patched(base: bytes, delta: bytes) -> bytes:
             at += op
         else:
             raise ValueError("a delta with a reserved instruction")
-        if len(out) > size or size > OBJECT_BYTES_MAX:
+        if len(out) > size:
             raise ValueError("a delta that makes too much")
     if len(out) != size:
         raise ValueError("a delta that makes too little")
@@ -222,11 +282,16 @@ def staged(index: bytes) -> Iterator[bytes]:
             at += (end - at) // 8 * 8 + 8
 
 
-def written(objects: Mapping[bytes, Object]) -> tuple[bytes, bytes, str]:
-    """A pack of ``objects`` without deltas, its index, and the name of both."""
-    out = bytearray(struct.pack(">4sII", _PACK_MAGIC, 2, len(objects)))
+def written(
+    ids: Iterable[bytes], read: Callable[[bytes], Object], budget: Budget
+) -> tuple[bytes, bytes, str]:
+    """A pack of objects without deltas, read one at a time, its index, and the name of
+    both."""
+    ordered = sorted(ids)
+    out = bytearray(struct.pack(">4sII", _PACK_MAGIC, 2, len(ordered)))
     places: dict[bytes, tuple[int, int]] = {}
-    for id, item in sorted(objects.items()):
+    for id in ordered:
+        item = read(id)
         start = len(out)
         size = len(item.content)
         byte, size = _NUMBERS[item.kind] << 4 | size & 15, size >> 4
@@ -235,9 +300,9 @@ def written(objects: Mapping[bytes, Object]) -> tuple[bytes, bytes, str]:
             byte, size = size & 0x7F, size >> 7
         out.append(byte)
         out += zlib.compress(item.content, 1)
-        places[id] = (start, zlib.crc32(memoryview(out)[start:]))
-    if len(out) >= _LARGE_OFFSET:
-        raise ValueError("a pack that is too large")
+        with memoryview(out) as view:  # none may be there when it grows
+            places[id] = (start, zlib.crc32(view[start:]))
+        budget.hold(len(out) - start)  # far less than offsets of 31 bits allow
     trailer = hashlib.sha1(out, usedforsecurity=False).digest()
     out += trailer
     idx = bytearray(_IDX_MAGIC)

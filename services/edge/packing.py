@@ -65,9 +65,9 @@ def pack(
     place = _emptied(Path(target.folder) if target.folder is not None else scratch)
     with ExitStack() as stack:
         root = _tree(folders, stack)
-        report = scrub.scrub(root, leave_out.rules)
+        report = scrub.scrub(root, leave_out.rules, tick=tick)
         if leave_out.root is not None:
-            scrubgit.scrub(root, partial(_seen, leave_out.root), report)
+            scrubgit.scrub(root, partial(_seen, leave_out.root), report, tick=tick)
         try:
             with disk_errors():
                 files = build_layer(root, place, progress=tick)

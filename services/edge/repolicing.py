@@ -6,6 +6,7 @@ not own: rules (:mod:`shared.policies`), putting them into force (the driver).
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -16,10 +17,14 @@ from services.edge import records, rules
 from services.edge.drivers.base import Handle
 from services.edge.drivers.offers import offered
 from services.edge.drivers.policing import Enforcing
-from shared.errors import InvalidRequest, Unsupported
+from services.edge.ending import Ending
+from shared.errors import DsecError, InvalidRequest, SandboxDied, Unsupported
 
 if TYPE_CHECKING:
     from services.edge.actor import Context, Sandbox
+
+_changes: set[asyncio.Task[Handle]] = set()
+"""Changes that go on: the loop alone would forget them."""
 
 
 def check(request: PolicyRequest) -> None:
@@ -41,7 +46,15 @@ def changed(spec: SandboxSpec, request: PolicyRequest) -> SandboxSpec:
 
 async def enforce(sandbox: Sandbox, context: Context, request: PolicyRequest) -> Handle:
     """Puts the changed policy into force as a whole, and only then says so. One at a time;
-    a paused sandbox stays paused. Raises typed errors, and the old one is in force."""
+    a paused sandbox stays paused. Raises typed errors, and the old one is in force: where
+    it cannot be, the sandbox ends. Who asked may leave: that splits no change."""
+    change = asyncio.ensure_future(_enforce(sandbox, context, request))
+    _changes.add(change)
+    change.add_done_callback(_changes.discard)
+    return await asyncio.shield(change)
+
+
+async def _enforce(sandbox: Sandbox, context: Context, request: PolicyRequest) -> Handle:
     driver = offered(sandbox.driver, Enforcing)
     if driver is None:
         raise Unsupported(f"backend {sandbox.backend} keeps its policy", field="policy")
@@ -54,11 +67,34 @@ async def enforce(sandbox: Sandbox, context: Context, request: PolicyRequest) ->
             raise refusal
         resolved = replace(accepted.resolved, spec=spec)
         wanted = rules.start_spec(accepted.item, resolved, [])
-        sandbox.handle = handle = await driver.set_policy(handle, wanted)
+        try:
+            sandbox.handle = handle = await driver.set_policy(handle, wanted)
+        except SandboxDied as exc:
+            _end(sandbox, exc)
+            raise
         sandbox.accepted = replace(accepted, resolved=resolved)
         change = records.repoliced(sandbox.uid, sandbox.accepted, handle)
-        await context.observer.emit([sandbox.observation()], change)
+        try:
+            await context.observer.emit([sandbox.observation()], change)
+        except Exception:
+            await _take_back(sandbox, driver, accepted)
+            raise
         return handle
+
+
+async def _take_back(sandbox: Sandbox, driver: Enforcing, accepted: records.Accepted) -> None:
+    """What was not journalled is not in force: the next edge would not know of it."""
+    sandbox.accepted = accepted
+    spec = rules.start_spec(accepted.item, accepted.resolved, [])
+    try:
+        sandbox.handle = await driver.set_policy(sandbox.present(), spec)
+    except DsecError as exc:
+        _end(sandbox, exc)
+
+
+def _end(sandbox: Sandbox, error: DsecError) -> None:
+    """No sandbox runs under a policy that nobody asked for."""
+    sandbox.end(Ending("failed", error.cause or "internal", error.message, error))
 
 
 async def run_policy(sandbox: Sandbox, request: PolicyRequest, _op: object) -> PolicyReply:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from schemas.image import Removed
@@ -18,6 +18,9 @@ from shared.errors import InvalidRequest
 
 REPORTED_MAX = 1_000
 """Removals that are named; the others are counted."""
+ANY_MAX = 3
+"""Parts ``**`` of a pattern that a caller names."""
+ANY_TWICE = ("**", "**")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,51 +96,81 @@ def extra(patterns: Sequence[str]) -> tuple[Rule, ...]:
     for pattern in patterns:
         if not pattern.startswith("/") or any(p in ("", ".", "..") for p in _parts(pattern)):
             raise InvalidRequest(f"{pattern!r} is no absolute path", field="remove")
+        if _parts(pattern).count("**") > ANY_MAX:
+            raise InvalidRequest(f"{pattern!r} has over {ANY_MAX} parts **", field="remove")
     return (Rule("asked", tuple(patterns)),) if patterns else ()
 
 
-def scrub(root: Inode, rules: Iterable[Rule]) -> Report:
-    """Takes what the rules name out of the tree. Whiteouts stay: they hide what the
-    layers below have."""
+def scrub(
+    root: Inode, rules: Iterable[Rule], *, tick: Callable[[int], None] = lambda _done: None
+) -> Report:
+    """Takes what the rules name out of the tree, in one walk. Whiteouts stay: they hide
+    what the layers below have. ``tick`` is called for every entry and may raise."""
+    patterns = [
+        _Pattern(rule.name, tuple(map(_matcher, _parts(pattern) + ["*"] * rule.content)))
+        for rule in rules
+        for pattern in rule.patterns
+    ]
     report = Report([])
-    for rule in rules:
-        for pattern in rule.patterns:
-            parts = _parts(pattern) + (["*"] if rule.content else [])
-            matchers = [None if p == "**" else _matcher(p) for p in parts]
-            for holder, name, path in list(_found(root, matchers, b"")):
-                inode = holder.children.get(name)
-                if inode is not None and not inode.is_whiteout:
-                    del holder.children[name]
-                    report.add(path, rule.name, stored_bytes(inode))
+    todo = [(root, b"", _reached(patterns, [(number, 0) for number in range(len(patterns))]))]
+    while todo:
+        at, path, places = todo.pop()
+        for name, inode in list(at.children.items()):
+            tick(0)
+            rule, further = _step(patterns, places, name)
+            below = path + b"/" + name if path else name
+            if rule is not None and not inode.is_whiteout:
+                del at.children[name]
+                report.add(below, rule, stored_bytes(inode))
+            elif inode.is_dir and further:
+                todo.append((inode, below, _reached(patterns, further)))
     return report
 
 
-Matcher = re.Pattern[bytes] | None
+Matcher = bytes | re.Pattern[bytes] | None
 """Of one name; ``None`` is any number of names."""
+Place = tuple[int, int]
+"""Which pattern, and which of its parts is to match next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    rule: str
+    parts: tuple[Matcher, ...]
 
 
 def _parts(pattern: str) -> list[str]:
-    return pattern.removeprefix("/").split("/")
+    """Of several ``**`` in a row one says the same; a last one is whatever is below."""
+    given = pattern.removeprefix("/").split("/")
+    parts = [p for p, before in zip(given, ["", *given], strict=False) if (p, before) != ANY_TWICE]
+    return [*parts[:-1], "*"] if parts[-1] == "**" else parts
 
 
-def _matcher(part: str) -> re.Pattern[bytes]:
-    return re.compile(fnmatch.translate(part).encode())
+def _matcher(part: str) -> Matcher:
+    if part == "**":
+        return None
+    return re.compile(fnmatch.translate(part).encode()) if set(part) & set("*?[") else part.encode()
 
 
-def _found(
-    at: Inode, matchers: Sequence[Matcher], path: bytes
-) -> Iterator[tuple[Inode, bytes, bytes]]:
-    """The entries below ``at`` that match, with the folder each is in."""
-    first, rest = matchers[0], matchers[1:]
-    if first is None:
-        yield from _found(at, rest, path)
-    for name, inode in at.children.items():
-        below = path + b"/" + name if path else name
-        if first is None:
-            if inode.is_dir:
-                yield from _found(inode, matchers, below)
-        elif first.fullmatch(name):
-            if not rest:
-                yield at, name, below
-            elif inode.is_dir:
-                yield from _found(inode, rest, below)
+def _reached(patterns: Sequence[_Pattern], places: Iterable[Place]) -> list[Place]:
+    """With those after a part that may be no name at all."""
+    found = set(places)
+    found |= {(number, at + 1) for number, at in found if patterns[number].parts[at] is None}
+    return sorted(found)
+
+
+def _step(
+    patterns: Sequence[_Pattern], places: Iterable[Place], name: bytes
+) -> tuple[str | None, list[Place]]:
+    """The rule that names this entry, if any, and the places in what is below it."""
+    further: list[Place] = []
+    for number, at in places:
+        parts = patterns[number].parts
+        part = parts[at]
+        if part is None:
+            further.append((number, at))
+        elif part == name if isinstance(part, bytes) else part.fullmatch(name):
+            if at + 1 == len(parts):
+                return patterns[number].rule, []
+            further.append((number, at + 1))
+    return None, further

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from services.edge import gitobjects
-from services.edge.gitobjects import MALFORMED, Object, Pack
+from services.edge.gitobjects import MALFORMED, OBJECTS_MAX, Budget, Object, Pack, TooMuch
 from services.edge.scrub import Report
 from shared.erofs.layertree import Extent, Inode, stored_bytes
 from shared.errors import InvalidRequest, Unsupported
 
 RULE = "git"
-READ_BYTES_MAX = 1 << 30
+READ_BYTES_MAX = 512 << 20
 """Packs of one repository are read into memory."""
 SYMBOLIC_MAX = 8
 _MARKS = (b"HEAD", b"refs", b"packed-refs", b"index", b"logs")
@@ -49,15 +49,24 @@ class _Bytes:
     def close(self) -> None: ...
 
 
-def scrub(root: Inode, below: Below, report: Report) -> None:
+def scrub(
+    root: Inode, below: Below, report: Report, *, tick: Callable[[int], None] = lambda _done: None
+) -> None:
     """Takes what HEAD and the index do not reach out of every repository of the tree.
     Raises ``InvalidRequest`` (``scrub``) for one that cannot be read and ``Unsupported`` for
-    one that is too large."""
+    one that is too large. ``tick`` is called often and may raise."""
+    budget = Budget(tick=tick)
     for path, folder in list(_repositories(root, b"")):
+        shown = path.decode(errors="backslashreplace")
         try:
-            _Repository(folder, path, below, report).scrub()
+            _Repository(folder, path, below, report, budget).scrub()
+        except TooMuch as error:
+            raise Unsupported(
+                f"/{shown}: too much of {error} to look through; scrub=False packs them as "
+                "they are",
+                field="scrub",
+            ) from error
         except MALFORMED as error:
-            shown = path.decode(errors="backslashreplace")
             raise InvalidRequest(
                 f"/{shown}: git's objects cannot be read ({error}); scrub=False packs them as "
                 "they are",
@@ -83,23 +92,23 @@ class _Repository:
     path: bytes
     below: Below
     report: Report
+    budget: Budget
     loose: dict[bytes, tuple[Inode, bytes]] = field(default_factory=dict)
     packs: dict[bytes, tuple[Pack, Inode, bytes]] = field(default_factory=dict)
     read_bytes: int = 0
 
     def scrub(self) -> None:
         self._find()
-        kept = self._reached()
+        gone = self._gone()
         for name in _ALWAYS:
             self._remove(self.folder, name, b"")
-        gone = (self.loose.keys() | self._packed()) - kept
         if not gone:
             return
         for id in self.loose.keys() & gone:
             holder, name = self.loose[id]
             self._remove(holder, name, b"objects/%s/" % id.hex()[:2].encode())
         for name in list(self.packs):
-            self._repack(name, kept)
+            self._repack(name, gone)
         self._unname(self._at(b"refs"), b"refs/", gone)
         self._unname(self.folder, b"", gone, only=b"_HEAD")
         self._packed_refs(gone)
@@ -131,27 +140,30 @@ class _Repository:
             pack = packs.children.get(stem + b".pack") if packs is not None else None
             if kind == b"idx" and inode.is_regular and pack is not None and pack.is_regular:
                 assert packs is not None
-                self.packs[stem] = (Pack(self._read(pack), self._read(inode)), packs, stem)
+                found = Pack(self._read(pack), self._read(inode), self.budget)
+                self.packs[stem] = (found, packs, stem)
+        if sum(len(pack.offsets) for pack, _, _ in self.packs.values()) > OBJECTS_MAX:
+            raise TooMuch("git objects in packs")
 
     def _packed(self) -> set[bytes]:
         return {id for pack, _, _ in self.packs.values() for id in pack.offsets}
 
     def _read(self, inode: Inode) -> bytes:
+        """A file's bytes: within the bound whatever size a sparse one claims."""
         self.read_bytes += inode.size
         if self.read_bytes > READ_BYTES_MAX:
-            shown = self.path.decode(errors="backslashreplace")
-            raise Unsupported(
-                f"/{shown} has more than {READ_BYTES_MAX >> 20} MiB of git objects to look "
-                "through; scrub=False packs them as they are",
-                field="scrub",
-            )
+            raise TooMuch(f"git objects ({READ_BYTES_MAX >> 20} MiB are not)")
+        self.budget.unpack(inode.size)
         return content(inode)
 
     def _object(self, id: bytes) -> Object | None:
         """An object of the tree; ``None``: it is below."""
         if id in self.loose:
             holder, name = self.loose[id]
-            return gitobjects.loose(self._read(holder.children[name]))
+            item = gitobjects.loose(self._read(holder.children[name]), self.budget)
+            if item.id != id:
+                raise ValueError("an object under another one's id")
+            return item
         for pack, _, _ in self.packs.values():
             if id in pack.offsets:
                 return pack.read(id)
@@ -159,29 +171,30 @@ class _Repository:
 
     # -- what stays ---------------------------------------------------------------------
 
-    def _reached(self) -> set[bytes]:
+    def _gone(self) -> set[bytes]:
+        """The objects here that neither HEAD nor an index reaches."""
         places = [b""]
         trees = self._at(b"worktrees")
         places += [b"worktrees/%s/" % name for name in (trees.children if trees else ())]
-        kept: set[bytes] = set()
+        left = self.loose.keys() | self._packed()  # no more ids than there are objects here
         todo: list[bytes] = []
+
+        def keep(ids: Iterable[tuple[bytes, bool]]) -> None:
+            for id, leaf in ids:
+                if id in left:
+                    left.remove(id)
+                    if not leaf:
+                        todo.append(id)
+
         for place in places:
-            todo += self._head(place + b"HEAD")
+            keep((id, False) for id in self._head(place + b"HEAD"))
             index = self._at(place + b"index")
             if index is not None and index.is_regular:
-                kept.update(gitobjects.staged(self._read(index)))
+                keep((id, True) for id in gitobjects.staged(self._read(index)))
         while todo:
-            id = todo.pop()
-            if id in kept:
-                continue
-            kept.add(id)
-            item = self._object(id)
-            for needed, leaf in item.needs() if item is not None else ():
-                if leaf:
-                    kept.add(needed)
-                elif needed not in kept:
-                    todo.append(needed)
-        return kept
+            item = self._object(todo.pop())
+            keep(item.needs() if item is not None else ())
+        return left
 
     def _head(self, name: bytes) -> list[bytes]:
         for _ in range(SYMBOLIC_MAX):
@@ -212,9 +225,9 @@ class _Repository:
             del holder.children[name]
             self.report.add(self.path + b"/" + place + name, RULE, stored_bytes(inode))
 
-    def _repack(self, stem: bytes, kept: set[bytes]) -> None:
+    def _repack(self, stem: bytes, gone: set[bytes]) -> None:
         pack, holder, _ = self.packs[stem]
-        stays = pack.offsets.keys() & kept
+        stays = pack.offsets.keys() - gone
         if stays == pack.offsets.keys():
             return
         like = holder.children[stem + b".pack"]
@@ -222,7 +235,7 @@ class _Repository:
             self._remove(holder, name, b"objects/pack/")
         self._remove(holder, b"multi-pack-index", b"objects/pack/")
         if stays:
-            data, idx, name_ = gitobjects.written({id: pack.read(id) for id in stays})
+            data, idx, name_ = gitobjects.written(stays, pack.read, self.budget)
             for kind, made in ((".pack", data), (".idx", idx)):
                 holder.children[(name_ + kind).encode()] = file(made, like)
 
@@ -234,7 +247,7 @@ class _Repository:
             if inode.is_dir and not only:
                 self._unname(inode, place + name + b"/", gone)
             elif inode.is_regular and name.endswith(only) and at is not None:
-                text = content(inode)[: _ID_DIGITS]
+                text = self._read(inode)[:_ID_DIGITS]
                 with contextlib.suppress(ValueError):
                     if bytes.fromhex(text.decode("ascii")) in gone:
                         self._remove(at, name, place)
@@ -244,7 +257,7 @@ class _Repository:
         if inode is None or not inode.is_regular:
             return
         lines, drop = [], False
-        for line in content(inode).splitlines(keepends=True):
+        for line in self._read(inode).splitlines(keepends=True):
             if not line.startswith((b"^", b"#")):
                 drop = bytes.fromhex(line[:_ID_DIGITS].decode("ascii")) in gone
                 if drop:

@@ -144,7 +144,7 @@ class Exports:
                 return None
             os.utime(path)  # somebody wants it: it is new again
             os.utime(facts)
-        except FileNotFoundError:
+        except (FileNotFoundError, msgspec.MsgspecError):
             return None
         return blob
 
@@ -190,7 +190,9 @@ class Exports:
                     sha256 = hashlib.file_digest(out, "sha256").hexdigest()
                 blob = Blob(id=wanted.id, size_bytes=made.stat().st_size, sha256=sha256)
                 made.rename(path)
-                path.with_suffix(".json").write_bytes(msgspec.json.encode(blob))
+                facts = Path(work) / "facts"
+                facts.write_bytes(msgspec.json.encode(blob))
+                facts.rename(path.with_suffix(".json"))
         return blob
 
 

@@ -51,7 +51,7 @@ from shared.blobs.layout import LayerFiles, LayerManifest
 from shared.bus import Bus, Incoming, Outgoing
 from shared.consumer import Received
 from shared.db import Database
-from shared.errors import Conflict, DsecError, Internal, InvalidRequest, NotFound
+from shared.errors import Conflict, DsecError, Internal, InvalidRequest, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -160,16 +160,18 @@ class Handlers:
 
     async def _create(self, task: Task, create: ImageCreate) -> bytes:
         fresh: list[str] = []
+        image: Image | None = None
         try:
             name = parse_name(create.name)
             result = await self._import(task, create, fresh)
+            image = Image(name, create.kind, create.config or result.config, result.stored)
+            reply, done = await self._register(task, image), True
         except Exception as error:
+            if _again(error, image):
+                raise
             await self._undo(task, fresh)
             reply = await self._failed(task, error, f"import of {create.name}")
             done = isinstance(error, DsecError) and not error.retryable
-        else:
-            image = Image(name, create.kind, create.config or result.config, result.stored)
-            reply, done = await self._register(task, image), True
         if create.upload is not None and done:
             await asyncio.to_thread(self._uploads.drop, task.owner, create.upload.id)
         return reply
@@ -190,16 +192,19 @@ class Handlers:
             return await self._importer.run(request, progress=report, keep=keep)
 
     async def _snapshot(self, task: Task, asked: SnapshotCreate) -> bytes:
+        image: Image | None = None
         try:
             name = snapshots.name_of(asked)
             async with self._reported(task, every_s=ALIVE_S, steady=PACKING):
                 keep = partial(self.lease, task.request_id)
                 made = await self._snapshots.take(task.command, asked, keep)
+            kind: Kind = "snapshot" if asked.name is None else "base"
+            image = Image(name, kind, made.config, made.layers, made.provenance)
+            return await self._register(task, image)
         except Exception as error:
+            if _again(error, image):
+                raise
             return await self._failed(task, error, f"snapshot of {asked.uid}")
-        kind: Kind = "snapshot" if asked.name is None else "base"
-        image = Image(name, kind, made.config, made.layers, made.provenance)
-        return await self._register(task, image)
 
     async def _failed(self, task: Task, error: Exception, what: str) -> bytes:
         if isinstance(error, DsecError):
@@ -363,3 +368,9 @@ class Handlers:
                 connection, query.projects, kind=query.kind, limit=self._settings.image_list_max
             )
         return ImageReply(images=environments.visible(images, query.projects))
+
+
+def _again(error: Exception, image: Image | None) -> bool:
+    """Whether only the database is away for an ``image`` that is made: the command comes
+    again. Anything else will not be better then, and is answered."""
+    return image is not None and isinstance(error, Unavailable)

@@ -56,7 +56,20 @@ def parse_config(data: bytes, *, field: str = "archive") -> tuple[ImageConfig, l
         volumes=sorted(process.Volumes or {}),
         labels=process.Labels or {},
     )
+    check_config(config, field=field)
     return config, document.rootfs.diff_ids if document.rootfs else []
+
+
+def check_config(config: ImageConfig, *, field: str) -> None:
+    """Raises ``InvalidRequest`` for a zero byte: no process can be given one, and no
+    database keeps it."""
+    pairs = (*config.env.items(), *config.labels.items())
+    texts = (
+        config.workdir or "", config.user or "", *config.entrypoint, *config.cmd,
+        *config.volumes, *(text for pair in pairs for text in pair),
+    )  # fmt: skip
+    if any("\0" in text for text in texts):
+        raise InvalidRequest("image configuration: a text with a zero byte", field=field)
 
 
 def merged_config(configs: Sequence[ImageConfig]) -> ImageConfig:

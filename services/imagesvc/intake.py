@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.image import ImageCreate, Kind
+from services.imagesvc.imageconfig import check_config
 from services.imagesvc.names import RegistryName, parse_registry
 from services.imagesvc.sources import (
     BuildSource,
@@ -56,6 +57,8 @@ def import_request(
     if create.kind == "base" and prefix.strip("/"):
         raise InvalidRequest("a base image has no prefix", field="prefix")
     _check_options(create, given[0])
+    if create.config is not None:
+        check_config(create.config, field="config")
     source = _source(create, allowed, uploaded)
     return ImportRequest(source, kind=create.kind, prefix=_clean(prefix))
 

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from shared.blobs.base import BlobStore
 from shared.blobs.folder import FolderStore
@@ -31,15 +32,13 @@ def opened_layer(
         with mounted_layer(paths.meta, paths.data) as root_fd:
             yield root_fd
         return
-    folder = work / digest
-    folder.mkdir()
     manifest = store.manifest(digest)
-    asyncio.run(_fetch(store, manifest, folder, tick))  # we are in a thread
-    data = folder / DATA_NAME if manifest.data_bytes else None
-    with mounted_layer(folder / META_NAME, data) as root_fd:
-        yield root_fd
-    for path in folder.iterdir():
-        path.unlink()
+    with TemporaryDirectory(dir=work, prefix="layer-") as made:  # one may be there twice
+        folder = Path(made)
+        asyncio.run(_fetch(store, manifest, folder, tick))  # we are in a thread
+        data = folder / DATA_NAME if manifest.data_bytes else None
+        with mounted_layer(folder / META_NAME, data) as root_fd:
+            yield root_fd
 
 
 async def _fetch(

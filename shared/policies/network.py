@@ -41,6 +41,8 @@ NEVER: tuple[Block, ...] = tuple(
 """Reached by no rule: the node itself, its neighbours on the link (cloud metadata among
 them), groups, and forms that hide an IPv4 address."""
 
+MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+
 PRIVATE: tuple[Block, ...] = tuple(
     ipaddress.ip_network(text)
     for text in ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
@@ -86,6 +88,7 @@ def parse(text: str, allow: bool, *, field: str) -> list[NetworkRule]:
     if found is not None:
         if allow and any(_within(found, block) for block in NEVER):
             raise InvalidRequest(f"{target} is reached by no rule", field=field)
+        found = _unmapped(found)
         return [NetworkRule(text, allow, "block", "", found, ports or (ALL_PORTS,), protocol)]
     return [
         NetworkRule(text, allow, "domain", _domain(target, field), None, ports or WEB_PORTS,
@@ -138,6 +141,14 @@ def _block(text: str) -> Block | None:
         return ipaddress.ip_network(text)
     except ValueError:
         return None
+
+
+def _unmapped(block: Block) -> Block:
+    """The IPv4 block that an IPv6 one stands for: there is no other traffic to it."""
+    if isinstance(block, ipaddress.IPv6Network) and _within(block, MAPPED):
+        first = ipaddress.IPv4Address(block.network_address.packed[-4:])
+        return ipaddress.IPv4Network((first, block.prefixlen - MAPPED.prefixlen))
+    return block
 
 
 def _domain(text: str, field: str) -> str:

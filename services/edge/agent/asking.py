@@ -28,6 +28,7 @@ CALLS_PER_TURN = 64
 TURN_S = 0.1
 """A sandbox that asked so often in one turn waits for the next."""
 LISTENERS_MAX = 512
+"""Of one sandbox, under all the policies that it has had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,19 @@ class Denied:
     comm: str
 
 
-class Asking:
-    """The listeners of one sandbox. ``theirs`` goes to its agent and is then closed."""
+@dataclass(slots=True)
+class Room:
+    """For how many more listeners there is room in one sandbox."""
 
-    def __init__(self, told: Callable[[Denied], None]) -> None:
-        self._told = told
+    left: int = LISTENERS_MAX
+
+
+class Asking:
+    """The listeners of one policy of a sandbox. ``theirs`` goes to its agent and is then
+    closed."""
+
+    def __init__(self, told: Callable[[Denied], None], room: Room) -> None:
+        self._told, self._room = told, room
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
         self._listeners: set[int] = set()
@@ -62,9 +71,10 @@ class Asking:
         if not data:
             self._loop.remove_reader(self._ours.fileno())
         for fd in fds:
-            if len(self._listeners) >= LISTENERS_MAX:
+            if self._room.left <= 0:
                 os.close(fd)  # what it would ask fails, untold
                 continue
+            self._room.left -= 1
             self._listeners.add(fd)
             self._loop.add_reader(fd, self._asked, fd)
 
@@ -109,6 +119,7 @@ class Asking:
     def _drop(self, fd: int) -> None:
         self._loop.remove_reader(fd)
         self._listeners.discard(fd)
+        self._room.left += 1
         os.close(fd)
 
     def retire(self) -> None:

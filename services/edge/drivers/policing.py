@@ -17,7 +17,8 @@ class Enforcing(Protocol):
         """Puts ``spec.policy`` into force as a whole, also on open connections: what is
         no longer allowed is reset. A paused sandbox takes it as well. Returns the handle
         that says what enforces it now. Raises ``Unsupported`` or ``PolicyDenied`` naming
-        the field, and then the old policy is in force."""
+        the field, or another error, and then the old policy is in force; ``SandboxDied``
+        where that cannot be, and the sandbox is to end."""
         ...
 
     def report_to(self, tell: Callable[[Violation], None]) -> None:

@@ -30,8 +30,13 @@ from shared.errors import DsecError, Unavailable
 QUERY_BYTES = 4096
 QUERIES_MAX = 64
 """Of one sandbox at once; more are told to come again."""
+QUERIES_PER_TURN = 64
+TURN_S = 0.1
+"""A sandbox that asked so often in one turn waits for the next."""
 STREAMS_MAX = 16
 STREAM_S = 30.0
+ACCEPT_AGAIN_S = 0.1
+"""After a connection could not be taken: there may be descriptors again."""
 KINDS = (dns.rdatatype.A, dns.rdatatype.AAAA)
 
 
@@ -53,6 +58,9 @@ class NameServer:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams = 0
+        self._left = QUERIES_PER_TURN
+        self._again = asyncio.Event()
+        self._turning: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
         self._loop.add_reader(self._udp.fileno(), self._datagrams)
@@ -60,6 +68,8 @@ class NameServer:
 
     def close(self) -> None:
         """Ends; the sockets are the caller's."""
+        if self._turning is not None:
+            self._turning.cancel()
         self._loop.remove_reader(self._udp.fileno())
         for task in self._tasks:
             task.cancel()
@@ -69,12 +79,33 @@ class NameServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _takes(self) -> bool:
+        """Whether one more may be answered in this turn."""
+        if not self._left:
+            return False
+        self._left -= 1
+        if self._turning is None:
+            self._turning = self._loop.call_later(TURN_S, self._turn)
+        return True
+
+    def _turn(self) -> None:
+        self._turning = None
+        if not self._left:
+            self._loop.add_reader(self._udp.fileno(), self._datagrams)
+        self._left = QUERIES_PER_TURN
+        self._again.set()
+        self._again.clear()
+
     def _datagrams(self) -> None:
         for _ in range(QUERIES_MAX):
+            if not self._left:
+                self._loop.remove_reader(self._udp.fileno())
+                return
             try:
                 data, peer = self._udp.recvfrom(QUERY_BYTES)
             except OSError:
                 return
+            self._takes()
             if len(self._tasks) < QUERIES_MAX:  # else it asks again
                 self._spawn(self._datagram(data, peer))
 
@@ -89,7 +120,10 @@ class NameServer:
             try:
                 sock, _ = await self._loop.sock_accept(self._tcp)
             except OSError:
-                return
+                if self._tcp.fileno() < 0:
+                    return
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
             if self._streams >= STREAMS_MAX:
                 sock.close()
                 continue
@@ -102,7 +136,10 @@ class NameServer:
                 async with asyncio.timeout(STREAM_S):
                     while True:
                         size = struct.unpack(">H", await self._exactly(sock, 2))[0]
-                        answer = await self.answer(await self._exactly(sock, size))
+                        query = await self._exactly(sock, size)
+                        while not self._takes():
+                            await self._again.wait()
+                        answer = await self.answer(query)
                         if answer is None:
                             return
                         await self._loop.sock_sendall(sock, struct.pack(">H", len(answer)) + answer)

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.edge.egress import flows
-from services.edge.egress.dns import KINDS, Lookup, NameServer
+from services.edge.egress.dns import ACCEPT_AGAIN_S, KINDS, Lookup, NameServer
 from services.edge.egress.grants import Grants
 from services.edge.egress.kernelmaps import Kernel, PolicyMap
-from services.edge.egress.names import HEAD_MAX, asked
+from services.edge.egress.names import HEAD_MAX, Head
 from services.edge.egress.namespaces import Inside, Uplink
 from services.edge.egress.resolver import Answer, Resolver
 from services.edge.policy.reach import Entry, Reach, Verdict
-from shared.errors import DsecError
+from shared.errors import CapacityExhausted, DsecError
 from shared.policies.network import Address
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ FLOWS_MAX = 1024
 HEAD_S = 10.0
 CONNECT_S = 15.0
 REAP_S = 5.0
+WARN_S = 60.0
 CHECKED_PORTS = frozenset({80, 443})
 HEAD_PIECE = 16 * 1024
 OWN = Verdict(False, "never")
@@ -70,6 +71,8 @@ class Gate:
         self._inside, self._reach = inside, reach
         self._kernel, self._uplink, self._resolver, self._tell = kernel, uplink, resolver, tell
         self._grants = Grants()
+        self._late: set[Address] = set()
+        self._warn_at = 0.0
         self._rules: dict[str, int] = {}
         self._flows: set[_Flow] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -107,10 +110,15 @@ class Gate:
     def change(self, reach: Reach) -> int:
         """Puts other rules into force: the kernel's at once and as a whole, names that
         are still allowed keep what they opened, flows that are no longer allowed are
-        reset. Returns how many were."""
-        old, self._reach = self._map, reach
-        self._map = self._filled(reach)
-        self._kernel.enforce(self.cookie, self._map)
+        reset. Returns how many were. Raises ``OSError`` where there is no room, and then
+        nothing changed."""
+        made = self._filled(reach)
+        try:
+            self._kernel.enforce(self.cookie, made)
+        except BaseException:
+            made.close()
+            raise
+        old, self._map, self._reach = self._map, made, reach
         old.close()
         over = [flow for flow in self._flows if not self._still(flow)]
         for flow in over:
@@ -120,15 +128,8 @@ class Gate:
     def _still(self, flow: _Flow) -> bool:
         if self._reach.address(flow.address, flow.port).allow:
             return True
-        if not flow.name:
-            return any(self._opens(n, flow.port) for n in self._grants.names(flow.address))
-        return (
-            self._opens(flow.name, flow.port)
-            and self._reach.may_open(flow.name, flow.address).allow
-        )
-
-    def _opens(self, name: str, port: int) -> bool:
-        return any(low <= port <= high for low, high in self._reach.ports(name))
+        names = [flow.name] if flow.name else self._grants.names(flow.address)
+        return any(self._reach.through(n, flow.address, flow.port).allow for n in names)
 
     def _filled(self, reach: Reach) -> PolicyMap:
         made = self._kernel.policy(self._rules)
@@ -158,7 +159,7 @@ class Gate:
         return Lookup(await self._resolve(name, kind))
 
     async def _resolve(self, name: str, kind: int) -> Answer:
-        """The addresses that a name may open, opened."""
+        """The addresses that a name may open, opened. Raises ``CapacityExhausted``."""
         answer = await self._resolver.ask(name, kind)
         good: list[Address] = []
         for address in answer.addresses:
@@ -169,11 +170,23 @@ class Gate:
                 good.append(address)
             else:
                 self._tell(Refused("dns", verdict.rule, str(address), name=name))
+        kept = self._grants.add(name, good, answer.ttl_s, now=time.monotonic())
+        if len(kept) < len(good):
+            self._warn("names opened too many addresses")
+        try:
+            self._map.put(self._reach.opened(a, self._ports(a, self._reach)) for a in kept)
+        except OSError as err:
+            self._late.update(kept)
+            self._warn(f"no room for addresses of names: {err.strerror}")
+            raise CapacityExhausted("no room for addresses of names") from err
+        return Answer(answer.rcode, tuple(kept), answer.ttl_s)
+
+    def _warn(self, text: str) -> None:
+        """A sandbox can bring it about as often as it likes."""
         now = time.monotonic()
-        if not self._grants.add(name, good, answer.ttl_s, now=now):
-            log.warning("sandbox: names opened too many addresses")
-        self._map.put(self._reach.opened(a, self._ports(a, self._reach)) for a in good)
-        return Answer(answer.rcode, tuple(good), answer.ttl_s)
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_S
+            log.warning("sandbox of namespace %d: %s", self.cookie, text)
 
     async def _is_own(self, address: Address) -> bool:
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -182,15 +195,27 @@ class Gate:
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(REAP_S)
-            for address in self._grants.expire(time.monotonic()):
-                ports = self._ports(address, self._reach)
-                entry = self._reach.opened(address, ports)
-                if ports:
-                    self._map.put([entry])
-                elif exact := self._exact(address):
-                    self._map.put([exact])
-                else:
-                    self._map.remove(entry)
+            self._expire(time.monotonic())
+
+    def _expire(self, now: float) -> None:
+        """Closes what is over, and what found no room before; the rest comes next turn."""
+        late, self._late = self._late, set()
+        for address in {*late, *self._grants.expire(now)}:
+            try:
+                self._settle(address)
+            except OSError as err:
+                self._late.add(address)
+                self._warn(f"an address of names is not settled: {err.strerror}")
+
+    def _settle(self, address: Address) -> None:
+        ports = self._ports(address, self._reach)
+        entry = self._reach.opened(address, ports)
+        if ports:
+            self._map.put([entry])
+        elif exact := self._exact(address):
+            self._map.put([exact])
+        else:
+            self._map.remove(entry)
 
     def _exact(self, address: Address) -> Entry | None:
         block = ipaddress.ip_network(address)
@@ -204,7 +229,10 @@ class Gate:
             try:
                 sock, peer = await loop.sock_accept(listener)
             except OSError:
-                return
+                if listener.fileno() < 0:
+                    return
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
             sock.setblocking(False)
             origin = self._kernel.arrival(self.cookie, family, peer[1])
             if origin is None or len(self._flows) >= FLOWS_MAX:
@@ -241,52 +269,63 @@ class Gate:
         verdict = self._reach.address(address, port)
         if verdict.allow:
             return address, b""
-        names = [n for n in self._grants.names(address) if self._opens(n, port)]
-        if not names:
+        names = self._grants.names(address)
+        if not any(self._reach.through(n, address, port).allow for n in names):
             self._tell(Refused("bpf_net", verdict.rule, str(address), port, pid=pid))
             return None, b""
         if port not in CHECKED_PORTS:
             return address, b""
         name, first = await self._asked(sock)
-        if not name or not self._opens(name, port):
-            rule = self._reach.named(name).rule if name else "no name"
-            self._tell(Refused("sni", rule, str(address), port, name or "", pid))
+        target, rule = await self._address_of(name, address, port) if name else (None, "no name")
+        if target is None:
+            if rule:
+                self._tell(Refused("sni", rule, str(address), port, name, pid))
             return None, b""
-        self._named(name)
-        return await self._address_of(name, address), first
+        self._named(name, target)
+        return target, first
 
-    def _named(self, name: str) -> None:
+    def _named(self, name: str, target: Address) -> None:
         mine = asyncio.current_task()
         for flow in self._flows:
             if flow.task is mine:
-                flow.name = name
+                flow.name, flow.address = name, target
 
-    async def _address_of(self, name: str, address: Address) -> Address | None:
+    async def _address_of(
+        self, name: str, address: Address, port: int
+    ) -> tuple[Address | None, str]:
         """The address that was asked for, where the name opened it, else one that the
-        name has: not where a client says it is."""
+        name has: not where a client says it is. None where there is none that it may
+        reach, and the rule that denies it."""
+        if not any(low <= port <= high for low, high in self._reach.ports(name)):
+            return None, self._reach.named(name).rule  # nothing is asked for it either
         opened = self._grants.addresses(name)
-        if address in opened:
-            return address
         if not opened:
             kind = KINDS[0] if address.version == 4 else KINDS[1]
             opened = list((await self._resolve(name, int(kind))).addresses)
-        same = [a for a in opened if a.version == address.version]
-        return same[-1] if same else None
+        rule = ""
+        for one in (address, *reversed(opened)):
+            if one not in opened or one.version != address.version:
+                continue
+            verdict = self._reach.through(name, one, port)
+            if verdict.allow:
+                return one, verdict.rule
+            rule = verdict.rule
+        return None, rule
 
     async def _asked(self, sock: socket.socket) -> tuple[str, bytes]:
         loop = asyncio.get_running_loop()
-        head = b""
+        head, read = Head(), 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEAD_S):
-                while len(head) < HEAD_MAX:
+                while read < HEAD_MAX:
                     more = await loop.sock_recv(sock, HEAD_PIECE)
-                    head += more
-                    found = asked(head)
+                    read += len(more)
+                    found = head.add(more)
                     if isinstance(found, str):
-                        return found, head
+                        return found, head.whole
                     if found is False or not more:
                         break
-        return "", head
+        return "", head.whole
 
     async def _connect(self, address: Address, port: int, pid: int) -> socket.socket | None:
         if await self._is_own(address):

@@ -16,6 +16,9 @@ HOLD_S = 60.0
 live, and answers that rotate must not close what was just opened."""
 GRACE_S = 5.0
 ADDRESSES_MAX = 4096
+NAMES_MAX = 32
+"""Of one address: below a wildcard there are names without end. The one that ends first
+makes room; it is asked for again where a connection names it."""
 
 
 @dataclass(slots=True)
@@ -24,15 +27,21 @@ class Grants:
 
     until: dict[Address, dict[str, float]] = field(default_factory=dict)
 
-    def add(self, name: str, addresses: Iterable[Address], ttl_s: float, *, now: float) -> bool:
-        """Opens addresses for a name; ``False`` where there are too many."""
+    def add(
+        self, name: str, addresses: Iterable[Address], ttl_s: float, *, now: float
+    ) -> list[Address]:
+        """Opens addresses for a name. Returns those for which there was room."""
         end = now + max(ttl_s, HOLD_S) + GRACE_S
+        kept: list[Address] = []
         for address in addresses:
             if address not in self.until and len(self.until) >= ADDRESSES_MAX:
-                return False
+                continue
             names = self.until.setdefault(address, {})
+            if name not in names and len(names) >= NAMES_MAX:
+                del names[min(names, key=names.__getitem__)]
             names[name] = max(end, names.get(name, 0.0))
-        return True
+            kept.append(address)
+        return kept
 
     def names(self, address: Address) -> list[str]:
         """The names that opened an address."""

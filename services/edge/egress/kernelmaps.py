@@ -9,18 +9,17 @@ from __future__ import annotations
 import ipaddress
 import os
 import struct
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.edge.egress.libbpf import Map, Programs
 from services.edge.policy.reach import DEFAULT, Entry
-from shared.policies.network import Address
+from shared.policies.network import MAPPED, Address
 
 GATE4, GATE6, GATE_PORT = "192.0.0.8", "fd64:7365:6300::1", 1
 PROGRAMS = ("out_connect4", "out_connect6", "out_sendmsg4", "out_sendmsg6", "note_port")
-MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
-DENIALS_MAX = 65536
 NO_POLICY, DEFAULT_RULE = 0xFFFF, 0
 MISSING = "missing policy"
 _COOKIE = struct.Struct("<Q")
@@ -51,13 +50,15 @@ class Denial:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One denial with its process. ``at`` is the kernel's monotonic clock in seconds."""
+    """One denial with its process. ``at`` is the kernel's monotonic clock in seconds,
+    ``key`` what :func:`denial` reads."""
 
     at: float
     pid: int
     uid: int
     comm: str
-    what: Denial
+    netns: int
+    key: bytes
 
 
 def address_bytes(address: Address) -> bytes:
@@ -71,7 +72,8 @@ def _shown(raw: bytes) -> Address:
     return found.ipv4_mapped or found
 
 
-def _denial(raw: bytes) -> Denial:
+def denial(raw: bytes) -> Denial:
+    """What a key of the map of denials says."""
     netns, address, port, protocol, action, rule = _DENIAL.unpack(raw)
     return Denial(
         netns, str(_shown(address)), port, PROTOCOLS.get(protocol, f"ip-{protocol}"),
@@ -79,15 +81,9 @@ def _denial(raw: bytes) -> Denial:
     )  # fmt: skip
 
 
-def _raw(what: Denial) -> bytes:
-    protocol = next((n for n, name in PROTOCOLS.items() if name == what.protocol), 0)
-    if what.protocol.startswith("ip-"):
-        protocol = int(what.protocol[3:])
-    if what.protocol == "icmp" and ":" in what.address:
-        protocol = 58
-    action = next((n for n, name in ACTIONS.items() if name == what.action), 0)
-    address = address_bytes(ipaddress.ip_address(what.address))
-    return _DENIAL.pack(what.netns, address, what.port, protocol, action, what.rule)
+def target(raw: bytes) -> bytes:
+    """Address and port of such a key, to tell targets apart."""
+    return raw[_COOKIE.size : _COOKIE.size + 18]
 
 
 class PolicyMap:
@@ -111,8 +107,19 @@ class PolicyMap:
             )
             value = struct.pack("<II", len(entry.ports), 0) + rules
             key = self._key(entry)
-            self._trie.set(key, value.ljust(VALUE_BYTES, b"\0"))
-            self._keys.add(key)
+            self._set(key, value.ljust(VALUE_BYTES, b"\0"))
+
+    def _set(self, key: bytes, value: bytes) -> None:
+        try:
+            self._trie.set(key, value)
+        except OSError:
+            if key not in self._keys:
+                raise
+            # a trie that is full does not even replace: what was goes first
+            self._trie.delete(key)
+            self._keys.discard(key)
+            self._trie.set(key, value)
+        self._keys.add(key)
 
     def remove(self, entry: Entry) -> None:
         key = self._key(entry)
@@ -153,6 +160,7 @@ class Kernel:
         self._arrivals = self._programs.map("arrivals")
         self._denials = self._programs.map("denials")
         self._groups: dict[str, int] = {}
+        self._reading, self._closed = threading.Lock(), False
 
     def watch(self, group: Path) -> None:
         """Attaches to a control group, once; again where it was made anew."""
@@ -206,18 +214,22 @@ class Kernel:
         raw = self._sandboxes.get(_COOKIE.pack(netns), _SANDBOX.size)
         return int(_SANDBOX.unpack(raw)[0]) if raw else 0
 
-    def count(self, what: Denial) -> int:
+    def count(self, key: bytes) -> int:
         """How often a destination was denied, exactly while it is not forgotten."""
-        raw = self._denials.get(_raw(what), _TIMES.size)
+        raw = self._denials.get(key, _TIMES.size)
         return int(_TIMES.unpack(raw)[0]) if raw else 0
 
-    def denials(self) -> dict[Denial, int]:
-        """Exact counts per destination, of those that are not the oldest."""
-        found: dict[Denial, int] = {}
-        for key in self._denials.keys(_DENIAL.size, DENIALS_MAX):
-            raw = self._denials.get(key, _TIMES.size)
-            if raw is not None:
-                found[_denial(key)] = int(_TIMES.unpack(raw)[0])
+    def denials(self, netns: Collection[int]) -> dict[int, dict[bytes, int]]:
+        """Exact counts per destination, of those that are not the oldest, for some
+        namespaces. Blocks for some ten milliseconds; for any thread."""
+        found: dict[int, dict[bytes, int]] = {one: {} for one in netns}
+        with self._reading:
+            if self._closed:
+                return found
+            for key, value in self._denials.items(_DENIAL.size, _TIMES.size):
+                mine = found.get(_COOKIE.unpack_from(key)[0])
+                if mine is not None:
+                    mine[key] = int(_TIMES.unpack(value)[0])
         return found
 
     def events(self, take: Callable[[Event], None]) -> tuple[int, Callable[[], None]]:
@@ -226,10 +238,12 @@ class Kernel:
         def sample(raw: bytes) -> None:
             at, _, pid, uid, what, comm = _EVENT.unpack(raw[: _EVENT.size])
             name = comm.split(b"\0")[0].decode(errors="replace")
-            take(Event(at / 1e9, pid, uid, name, _denial(what)))
+            take(Event(at / 1e9, pid, uid, name, _COOKIE.unpack_from(what)[0], what))
 
         ring = self._programs.ring(self._programs.map("events"), sample)
         return ring.fd, ring.consume
 
     def close(self) -> None:
-        self._programs.close()
+        with self._reading:  # a map that is being read stays until then
+            self._closed = True
+            self._programs.close()

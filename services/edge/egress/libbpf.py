@@ -8,6 +8,7 @@ functions of a library with a stable interface.
 from __future__ import annotations
 
 import ctypes as c
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 from shared.errors import Unsupported
 
+BATCH = 1024
+"""Entries that are read with one call."""
 _Sample = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
 _Print = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
 
@@ -37,7 +40,7 @@ def _library() -> Any:
         ("bpf_map_update_elem", number, number, pointer, pointer, c.c_uint64),
         ("bpf_map_lookup_elem", number, number, pointer, pointer),
         ("bpf_map_delete_elem", number, number, pointer),
-        ("bpf_map_get_next_key", number, number, pointer, pointer),
+        ("bpf_map_lookup_batch", number, number, *(pointer,) * 6),
         ("ring_buffer__new", pointer, number, _Sample, pointer, pointer),
         ("ring_buffer__consume", number, pointer),
         ("ring_buffer__epoll_fd", number, pointer),
@@ -128,15 +131,27 @@ class Map:
         """A key that is not there is fine."""
         self._lib.bpf_map_delete_elem(self.fd, key)
 
-    def keys(self, size: int, most: int) -> Iterator[bytes]:
-        """Up to ``most`` keys. A map that changes meanwhile may repeat or skip some."""
-        at: bytes | None = None
-        room = c.create_string_buffer(size)
-        for _ in range(most):
-            if self._lib.bpf_map_get_next_key(self.fd, at, room):
-                return
-            at = room.raw
-            yield at
+    def items(self, key_bytes: int, value_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of a hash map, a part of its table at a time: what changes
+        meanwhile may be repeated or left out, and never makes it start again. Raises
+        ``OSError``."""
+        keys = c.create_string_buffer(key_bytes * BATCH)
+        values = c.create_string_buffer(value_bytes * BATCH)
+        at, after = None, c.create_string_buffer(max(key_bytes, 4))
+        failed = 0
+        while not failed:
+            count = c.c_uint32(BATCH)
+            failed = self._lib.bpf_map_lookup_batch(
+                self.fd, at, after, keys, values, c.byref(count), None
+            )
+            if failed and -failed != errno.ENOENT:  # that is the end of the table
+                raise OSError(-failed, os.strerror(-failed))
+            at, some, theirs = after, keys.raw, values.raw
+            for n in range(count.value):
+                yield (
+                    some[n * key_bytes : (n + 1) * key_bytes],
+                    theirs[n * value_bytes : (n + 1) * value_bytes],
+                )
 
 
 class Ring:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from schemas.audit import Destination, Violation
 from services.edge.egress.gate import Gate, Refused
-from services.edge.egress.kernelmaps import Denial, Event, Kernel
+from services.edge.egress.kernelmaps import Denial, Event, Kernel, denial, target
 from services.edge.egress.namespaces import Uplink, open_inside
 from services.edge.egress.resolver import Resolver
 from services.edge.policy.reach import Reach
@@ -42,8 +42,18 @@ class _Held:
     project: str
     gate: Gate
     stage: str
-    told: dict[Denial, int] = field(default_factory=dict)
+    told: dict[bytes, int] = field(default_factory=dict)
+    """How much of the kernel's counts, of those that it still has."""
     counted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Counts of one sandbox beside what was told: what is ``more``, and what was told of
+    destinations that the kernel forgot."""
+
+    more: dict[bytes, int]
+    gone: dict[bytes, int]
 
 
 class Egress:
@@ -74,14 +84,18 @@ class Egress:
         """Raises ``InvalidRequest`` where rules cannot be put into maps."""
         Reach(policy.network, self._services)
 
-    async def open(self, uid: str, project: str, *, pid: int, group: Path, policy: Policy) -> None:
-        """Gives a sandbox, known by a process of it and its control group, a way out."""
+    async def open(
+        self, uid: str, project: str, *, pid: int, container: str, group: Path, policy: Policy
+    ) -> None:
+        """Gives a sandbox, known by a process of its container and the group above it, a
+        way out.
+        Raises ``Conflict`` where it has taken the gate's addresses itself."""
         reach = Reach(policy.network, self._services)
         self.probe()
         assert self._kernel is not None
         kernel = self._kernel
         kernel.watch(group)
-        inside = await asyncio.to_thread(open_inside, pid)
+        inside = await asyncio.to_thread(open_inside, pid, container)
         gate: Gate | None = None
         try:
             gate = Gate(
@@ -90,8 +104,7 @@ class Egress:
             )  # fmt: skip
         except OSError as err:
             inside.close()
-            text = f"no room for network rules: {err.strerror}"
-            raise CapacityExhausted(text, field="network_rules") from err
+            raise _no_room(err) from err
         except BaseException:
             inside.close()
             raise
@@ -101,11 +114,16 @@ class Egress:
         self._watch(kernel)
 
     def change(self, uid: str, policy: Policy) -> int:
-        """Puts other rules into force; how many flows were reset."""
+        """Puts other rules into force; how many flows were reset. Raises, and then
+        nothing changed."""
         held = self._held[uid]
+        reach = Reach(policy.network, self._services)
+        self._count(held)
+        try:
+            reset = held.gate.change(reach)
+        except OSError as err:
+            raise _no_room(err) from err
         held.stage = policy.stage
-        self._count([held])
-        reset = held.gate.change(Reach(policy.network, self._services))
         return reset
 
     def has(self, uid: str) -> bool:
@@ -117,7 +135,7 @@ class Egress:
         held = self._held.pop(uid, None)
         if held is None:
             return
-        self._count([held])
+        self._count(held)
         self._by_cookie.pop(held.gate.cookie, None)
         held.gate.close()
 
@@ -142,17 +160,16 @@ class Egress:
             self._counting = asyncio.ensure_future(self._count_on())
 
     def _event(self, event: Event) -> None:
-        held = self._by_cookie.get(event.what.netns)
+        held = self._by_cookie.get(event.netns)
         if held is None:
             return
-        what = event.what
         assert self._kernel is not None
-        if self._kernel.count(what) <= held.told.get(what, 0):
+        if self._kernel.count(event.key) <= held.told.get(event.key, 0):
             return  # counted and told already
-        held.told[what] = held.told.get(what, 0) + 1
+        held.told[event.key] = held.told.get(event.key, 0) + 1
         held.counted += 1
         actor = {"pid": event.pid, "uid": event.uid, "comm": event.comm}
-        self._tell(self._violation(held, what, 1, actor=actor))
+        self._tell(self._violation(held, denial(event.key), 1, actor=actor))
 
     def _violation(
         self, held: _Held, what: Denial, count: int, *, actor: dict[str, object] | None = None
@@ -190,46 +207,82 @@ class Egress:
     async def _count_on(self) -> None:
         while True:
             await asyncio.sleep(COUNT_S)
+            totals = self._behind(self._held.values())
+            known = {cookie: dict(self._by_cookie[cookie].told) for cookie in totals}
             try:
-                self._count(list(self._held.values()))
+                # the table is the node's: as long as one sandbox can make it
+                read = await asyncio.to_thread(_read, self._kernel, known) if known else {}
+                self._take(totals, read)
             except (OSError, DsecError):
                 log.exception("denials are counted later")
 
-    def _count(self, sandboxes: Iterable[_Held]) -> None:
-        """Tells what events did not: the kernel's counts are exact, events a sample."""
+    def _count(self, held: _Held) -> None:
+        """Tells what events did not, before something else is in force."""
+        totals = self._behind([held])
+        if totals:
+            try:
+                self._take(totals, _read(self._kernel, {held.gate.cookie: dict(held.told)}))
+            except OSError:
+                log.exception("denials of %s are not counted", held.uid)
+
+    def _behind(self, sandboxes: Iterable[_Held]) -> dict[int, int]:
+        """How much was denied, for sandboxes of which not all is told: the kernel's counts
+        are exact, events a sample. What is denied from here on is in the next turn's."""
         assert self._kernel is not None
-        # the totals first: what is denied meanwhile is in the next turn's
         totals = {held.gate.cookie: self._kernel.denied(held.gate.cookie) for held in sandboxes}
-        behind = {
-            cookie: held for cookie, total in totals.items()
+        return {
+            cookie: total for cookie, total in totals.items()
             if (held := self._by_cookie.get(cookie)) and total > held.counted
         }  # fmt: skip
-        if not behind:
-            return
-        more: dict[int, list[tuple[Denial, int]]] = {cookie: [] for cookie in behind}
-        for what, count in self._kernel.denials().items():
-            held = behind.get(what.netns)
-            if held is not None and count > held.told.get(what, 0):
-                more[what.netns].append((what, count - held.told.get(what, 0)))
-                held.told[what] = count
-        for cookie, held in behind.items():
-            self._summarise(held, more[cookie], totals[cookie])
 
-    def _summarise(self, held: _Held, more: list[tuple[Denial, int]], total: int) -> None:
+    def _take(self, totals: Mapping[int, int], read: Mapping[int, _Read]) -> None:
+        for cookie, found in read.items():
+            held = self._by_cookie.get(cookie)
+            if held is None:
+                continue  # it was counted when it ended
+            for key, told in found.gone.items():
+                if held.told.get(key) == told:
+                    del held.told[key]
+            more: list[tuple[bytes, int]] = []
+            for key, count in found.more.items():
+                new = count - held.told.get(key, 0)  # an event may have come meanwhile
+                if new > 0:
+                    more.append((key, new))
+                    held.told[key] = count
+            self._summarise(held, more, totals[cookie])
+
+    def _summarise(self, held: _Held, more: list[tuple[bytes, int]], total: int) -> None:
         counted = sum(count for _, count in more)
         held.counted += counted
         if len(more) <= TOLD_SINGLY_MAX:
-            for what, count in more:
-                self._tell(self._violation(held, what, count))
+            for key, count in more:
+                self._tell(self._violation(held, denial(key), count))
         else:
-            last = self._violation(held, more[-1][0], counted)
-            samples = [_text(what) for what, _ in more[:SAMPLES_MAX]]
-            self._tell(_summary(last, len({(w.address, w.port) for w, _ in more}), samples))
+            last = self._violation(held, denial(more[-1][0]), counted)
+            samples = [_text(denial(key)) for key, _ in more[:SAMPLES_MAX]]
+            self._tell(_summary(last, len({target(key) for key, _ in more}), samples))
         lost = total - held.counted
         if lost > 0:  # their destinations were pushed out by newer ones
             held.counted += lost
             told = self._violation(held, Denial(held.gate.cookie, "", 0, "", "", 0), 0)
             self._tell(_lost(told, lost))
+
+
+def _read(kernel: Kernel | None, told: Mapping[int, Mapping[bytes, int]]) -> dict[int, _Read]:
+    """Blocking."""
+    assert kernel is not None
+    found = kernel.denials(told)
+    return {
+        netns: _Read(
+            {key: count for key, count in found[netns].items() if count > known.get(key, 0)},
+            {key: count for key, count in known.items() if key not in found[netns]},
+        )
+        for netns, known in told.items()
+    }
+
+
+def _no_room(err: OSError) -> CapacityExhausted:
+    return CapacityExhausted(f"no room for network rules: {err.strerror}", field="network_rules")
 
 
 def _summary(last: Violation, targets: int, samples: list[str]) -> Violation:

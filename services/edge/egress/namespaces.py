@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from services.edge.egress.kernelmaps import GATE4, GATE6, GATE_PORT
-from shared.errors import Unavailable
+from shared.errors import Conflict, Unavailable
 
 T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
@@ -34,15 +35,22 @@ DNS_PORT = 53
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def within(namespace: Path, work: Callable[[], T]) -> T:
-    """The result of ``work`` done in a network namespace. Blocking. Raises what it raises,
-    and ``Unavailable`` where the namespace cannot be entered."""
+def _descriptor(namespace: Path | int) -> int:
+    if isinstance(namespace, int):
+        return os.dup(namespace)
+    return os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def within(namespace: Path | int, work: Callable[[], T]) -> T:
+    """The result of ``work`` done in a network namespace, by its file or a descriptor of
+    a process in it. Blocking. Raises what it raises, and ``Unavailable`` where the
+    namespace cannot be entered."""
     done: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+            fd = _descriptor(namespace)
             try:
                 if _libc.setns(fd, CLONE_NEWNET):
                     err = ctypes.get_errno()
@@ -78,9 +86,23 @@ class Inside:
                 sock.close()
 
 
-def open_inside(pid: int) -> Inside:
-    """Makes the gate's sockets in the namespace of a process. Blocking."""
-    return within(Path(f"/proc/{pid}/ns/net"), _open)
+def open_inside(pid: int, container: str) -> Inside:
+    """Makes the gate's sockets in the namespace of a process of a container. Blocking.
+    Raises ``Conflict`` where a process in there has their addresses, and ``Unavailable``
+    where the number is another process's by now."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError as err:
+        raise Unavailable(f"process {pid}: {err}") from err
+    try:
+        # read after it was opened: what is read is of this process or of none
+        if container not in Path(f"/proc/{pid}/cgroup").read_text():
+            raise Unavailable("the sandbox's process is not the sandbox's", cause="runtime")
+        return within(process, _open)
+    except OSError as err:
+        raise Unavailable(f"process {pid}: {err}") from err
+    finally:
+        os.close(process)
 
 
 def _open() -> Inside:
@@ -95,7 +117,13 @@ def _open() -> Inside:
             one.setsockopt(socket.IPPROTO_IPV6, IPV6_FREEBIND, 1)
         if kind == socket.SOCK_STREAM:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind(address)
+        try:
+            one.bind(address)
+        except OSError as err:
+            if err.errno != errno.EADDRINUSE:
+                raise
+            text = f"a process of the sandbox has port {address[1]} of the gate"
+            raise Conflict(text, field="network_rules") from err
         if kind == socket.SOCK_STREAM:
             one.listen(BACKLOG)
         return one

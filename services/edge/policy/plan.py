@@ -145,9 +145,10 @@ def _check_required(
 
 def _mounts(policy: Policy) -> Iterator[Mount]:
     """In the order in which they are laid: what is hidden comes over what is read-only,
-    and what must not be executed keeps the other's protection."""
+    and what must not be executed keeps the other's protection. First the root: what holds
+    a path in its place keeps what was writable, and must come to a root that is not."""
     for tree in TREES:
-        for rule in policy.files(tree):
+        for rule in sorted(policy.files(tree), key=lambda rule: rule.path != "/"):
             yield Mount(tree, rule.path, rule.optional)
     for path in policy.exec_deny:
         yield Mount("noexec", path, True)

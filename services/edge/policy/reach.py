@@ -122,6 +122,20 @@ class Reach:
             return Verdict(False, PRIVATE_RANGE)
         return Verdict(True, next((r.text for r in self.name(name) if r.allow), DEFAULT))
 
+    def through(self, name: str, address: Address, port: int) -> Verdict:
+        """Whether a port of ``address`` may be reached as ``name``: the name opens the
+        port, it may open the address, and no rule about the address denies the port."""
+        ports = self.ports(name)
+        if not any(low <= port <= high for low, high in ports):
+            return Verdict(False, self.named(name).rule)
+        verdict = self.may_open(name, address)
+        if not verdict.allow:
+            return verdict
+        for rule in self.opened(address, ports).ports:
+            if rule.low <= port <= rule.high:
+                return Verdict(rule.allow, rule.rule)
+        return Verdict(False, DEFAULT)
+
     def opened(self, address: Address, ports: Iterable[tuple[int, int]]) -> Entry:
         """The entry of an address that names opened: denials of rules about it stay."""
         inherited = self.entry(address)

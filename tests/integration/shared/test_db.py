@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
+import asyncpg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from shared.db import Database, DbLimits
+from shared.db import Database, DbLimits, fetch
 from shared.errors import Unavailable
 from tests.integration.conftest import Stack
 
@@ -150,3 +151,19 @@ async def test_the_database_may_go_and_come_back(own_stack: Stack) -> None:
             except Unavailable:
                 await asyncio.sleep(0.05)
     await db.close()
+
+
+@pytest.mark.parametrize("given", [{"n": [2**63]}, {"t": ["a\0"]}])
+async def test_a_value_that_no_column_takes_is_no_outage(
+    db: Database, given: dict[str, list[object]]
+) -> None:
+    """An outage would have its message come again for ever."""
+    values = {"n": [1], "t": ["a"]} | given
+    statement = text("select * from unnest(cast(:n as bigint[]), cast(:t as text[]))")
+    with pytest.raises(DBAPIError):
+        async with db.transaction() as connection:
+            await connection.execute(statement, values)
+    with pytest.raises(asyncpg.PostgresError):
+        async with db.transaction() as connection:
+            await fetch(connection, statement, values)
+    await db.ping()

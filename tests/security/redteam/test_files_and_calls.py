@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from services.edge.drivers.base import Handle
 from shared.errors import InvalidRequest, PolicyDenied, Unsupported
 from shared.policies.model import DENIABLE
+from tests.conformance.harness import run
 from tests.security.redteam.conftest import Field
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.docker]
@@ -81,6 +84,15 @@ async def test_read_only_trees_hold_against_every_way_around(
         assert await field.sh(handle, f"({way}) 2>/dev/null || echo refused") == "refused", way
     kept = await field.sh(handle, "cat /opt/tests/test_it.py; /bin/sh -c 'echo works'")
     assert kept.splitlines() == ["the test", "works"]
+
+
+async def test_a_root_that_is_read_only_leaves_no_tree_below_it_writable(
+    field: Field, sandboxes: list[Handle]
+) -> None:
+    handle = await field.start({"files": {"read_only": ["/opt/tests", "/"]}})
+    sandboxes.append(handle)
+    for way in ("echo x >/opt/new", "rm -r /opt/answers", "echo x >/opt/tests/new", "echo x >/new"):
+        assert await field.sh(handle, f"({way}) 2>/dev/null || echo refused") == "refused", way
 
 
 async def test_a_protected_file_stays_and_can_be_run(
@@ -187,3 +199,29 @@ async def test_calls_are_denied_to_commands_after_a_change(
     assert handle.enforcement["processes.ptrace"].startswith("seccomp")
     await field.driver.set_policy(handle, spec)
     assert await field.attempt(handle, "traceme") == "ok"
+
+
+async def test_a_session_takes_another_policy(field: Field, sandboxes: list[Handle]) -> None:
+    """Its shell kept the filter that it began with; the next command gets another shell, and
+    only where denied calls changed."""
+    spec = field.spec({})
+    handle = await field.driver.start(spec)
+    sandboxes.append(handle)
+
+    async def attempt(text: str = "/attempt traceme; sleep 0.2") -> tuple[str, bool]:
+        ran = await run(field.driver, handle, text, session="s", timeout_s=20)
+        return ran.stdout.decode().strip(), ran.outcome.session_fresh
+
+    stricter = field.spec({"processes": {"deny": ["ptrace"]}}, uid=spec.uid)
+    assert await attempt() == ("ok", True)
+    assert await attempt() == ("ok", False)
+    running = asyncio.ensure_future(attempt("sleep 1; /attempt traceme"))
+    await asyncio.sleep(0.3)
+    handle = await field.driver.set_policy(handle, stricter)
+    waiting = asyncio.gather(attempt(), attempt())
+    assert await running == ("ok", False)  # what runs keeps what it has
+    assert await waiting == [("EPERM", True), ("EPERM", False)]
+    handle = await field.driver.set_policy(handle, stricter)
+    assert await attempt() == ("EPERM", False)
+    handle = await field.driver.set_policy(handle, spec)
+    assert await attempt() == ("ok", True)

@@ -297,3 +297,21 @@ async def test_rules_hold_through_a_pause_and_a_new_edge(
     handle = await field.driver.recover(handle, spec)  # type: ignore[assignment]
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "ok"
     assert await field.attempt(handle, "tcp", BAD, "8080") == "EPERM"
+
+
+async def test_who_takes_the_gates_place_while_no_edge_runs_reaches_nothing(
+    field: Field, sandboxes: list[Handle]
+) -> None:
+    """(N07)"""
+    spec = field.spec(rules={f"{GOOD}:8080": True})
+    handle = await field.driver.start(spec)
+    sandboxes.append(handle)
+    field.driver._enforcing.end(handle.uid)
+    await field.sh(handle, "nc -l -p 53 >/dev/null 2>&1 & sleep 0.3; echo $! >/tmp/pid")
+    field.driver._live.pop(handle.uid).agent.close()
+    handle = await field.driver.recover(handle, spec)  # type: ignore[assignment]
+    assert await field.attempt(handle, "tcp", GOOD, "8080") != "ok"
+    assert [v.rule for v in await field.when_told(handle, "policy")] == ["network.gate"]
+    await field.sh(handle, "kill $(cat /tmp/pid)")
+    handle = await field.driver.set_policy(handle, spec)
+    assert await field.attempt(handle, "tcp", GOOD, "8080") == "ok"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from demo.loops import solve as demo_loop
-from libdsec.errors import InvalidRequest
-from libdsec.rollout import Event, Result
+from libdsec.errors import InternalError, InvalidRequest
+from libdsec.rollout import Event, Result, _run
 from libdsec.rollout._messages import result_of
-from libdsec.rollout._run import _source
+from libdsec.rollout._run import Run, _source
 from libdsec.rollout.worker import Diary
 
 
@@ -54,3 +57,56 @@ def test_a_loops_module_is_named_or_its_function_given() -> None:
         with pytest.raises(InvalidRequest) as caught:
             _source(nothing)  # type: ignore[arg-type]
         assert caught.value.field == "loop"
+
+
+class Worker:
+    """A worker whose diary is another one at every look; ``ended`` once it is read up."""
+
+    def __init__(self, diaries: list[bytes]) -> None:
+        self.files = self
+        self.ended = False
+        self._diaries: Iterator[bytes] = iter(diaries)
+        self._last = b""
+
+    async def read(self, path: str, *, offset: int, length: int, user: str) -> bytes:
+        try:
+            self._last = next(self._diaries)
+        except StopIteration:
+            self.ended = True
+        return self._last[offset : offset + length]
+
+    async def exec(self, command: str, **_how: Any) -> Any:
+        return SimpleNamespace(ok=not self.ended, text="killed")
+
+
+def followed(diaries: list[bytes]) -> Run:
+    async def get(uid: str) -> Any:
+        return SimpleNamespace(state="running")
+
+    worker: Any = Worker(diaries)
+    worker.uid = "u"
+    client: Any = SimpleNamespace(get=get)
+    return Run(client, "r", worker, parent="p")
+
+
+def line(seq: int, kind: Any, data: Any = None) -> bytes:
+    return msgspec.json.encode(Event(seq, 0.0, kind, 0, data)) + b"\n"
+
+
+async def test_half_a_line_that_is_taken_back_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker was killed in the middle of it, and its successor writes another one."""
+    monkeypatch.setattr(_run, "LOOK_MIN_S", 0.001)
+    monkeypatch.setattr(_run, "READ_BYTES", 64)
+    begun, over = line(0, "begun"), line(2, "over")
+    told = line(1, "told", "x" * 1000)  # longer than a read
+    half, other = begun + line(1, "result", 1)[:30], begun + told
+    seen = [event async for event in followed([half, half, other, other + over]).events()]
+    assert [(e.seq, e.kind) for e in seen] == [(0, "begun"), (1, "told"), (2, "over")]
+
+
+async def test_a_worker_that_ended_within_a_line_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_run, "LOOK_MIN_S", 0.001)
+    monkeypatch.setattr(_run, "ALIVE_S", 0.002)
+    with pytest.raises(InternalError, match="killed"):
+        async for _ in followed([line(0, "begun") + b'{"seq":1']).events():
+            pass

@@ -45,7 +45,7 @@ from services.edge.drivers.base import (
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.capturing import Capturing
 from services.edge.drivers.container.deaths import Deaths, Sandbox, why
-from services.edge.drivers.container.enforcing import Enforcing, Target
+from services.edge.drivers.container.enforcing import Enforcing, target_of
 from services.edge.drivers.container.engine import Engine
 from services.edge.drivers.container.files import FilesOfAgent
 from services.edge.drivers.container.leftovers import Leftovers
@@ -203,7 +203,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
             names = [spec.hostname, *self._enforcing.guards(plan)]
             enforced = await self.shells.attach(warm, root, limits(spec), names)
             await warm.agent.list()  # the agent answers in the root it now has
-            target = Target(spec.uid, spec.project, warm.agent, warm.shell.pid, warm.groups)
+            target = target_of(spec, data, agent=warm.agent, groups=warm.groups)
             await self._enforcing.begin(target, plan)
             handle = Handle(spec.uid, self.name, data, {**enforced, **plan.enforcement})
             self._adopt(handle, spec, warm.agent, warm.groups)
@@ -250,10 +250,10 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
                 raise
             return None
         groups = Groups.of(handle.data["groups"])
-        target = Target(spec.uid, spec.project, agent, int(handle.data["pid"]), groups)
+        target = target_of(spec, handle.data, agent=agent, groups=groups)
         plan = await self._plan(spec)
         try:
-            await self._enforcing.begin(target, plan)
+            await self._enforcing.begin(target, plan, recovers=True)
         except BaseException:
             agent.close()
             raise

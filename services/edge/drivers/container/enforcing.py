@@ -13,12 +13,13 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from schemas.audit import Violation
 from services.edge.agent import wire
-from services.edge.agent.asking import Asking, Denied
+from services.edge.agent.asking import Asking, Denied, Room
 from services.edge.agent.client import AgentClient
 from services.edge.agent.wire import Tag
 from services.edge.cgroups import Groups
@@ -31,7 +32,7 @@ from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
 from services.edge.violations import TURN_S, Repeats
-from shared.errors import DsecError, Unsupported
+from shared.errors import Conflict, DsecError, SandboxDied, Unsupported
 from shared.policies import Policy
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ MIB = 1 << 20
 LETTERS = {"read_only": "r", "hidden": "h", "protected": "p", "noexec": "x"}
 """How the attaching helper is told of them; upper case where the path may be missing."""
 PROC_SYSCALLS = Path("/proc/sys/kernel/seccomp/actions_avail")
+
+GATE_TRIES, GATE_AGAIN_S = 3, 0.5
 
 Tell = Callable[[Violation], None]
 
@@ -50,6 +53,8 @@ class _Held:
     project: str
     plan: Plan
     asking: Asking | None = None
+    room: Room = field(default_factory=Room)
+    sent: bool = False  # whether the agent may have a policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +64,18 @@ class Target:
     uid: str
     project: str
     agent: AgentClient
+    container: str
     pid: int
     groups: Groups
+
+
+def target_of(
+    spec: StartSpec, data: Mapping[str, Any], *, agent: AgentClient, groups: Groups
+) -> Target:
+    """``data`` is what its handle keeps."""
+    return Target(
+        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups
+    )  # fmt: skip
 
 
 class Enforcing:
@@ -131,43 +146,82 @@ class Enforcing:
             for m in plan.mounts
         ]
 
-    async def begin(self, target: Target, plan: Plan) -> None:
-        """Puts a plan into force, before anything runs (or, after a restart of the edge,
-        anew). Raises, and then nothing of it holds anything of the edge's."""
+    async def begin(self, target: Target, plan: Plan, *, recovers: bool = False) -> None:
+        """Puts a plan into force, before anything runs or (``recovers``) anew, after a
+        restart of the edge. Raises, and then nothing of it holds anything of the edge's."""
         held = self._held[target.uid] = _Held(target.uid, target.project, plan)
         try:
             await self._process(target, held)
             if plan.opens:
-                await self._open(target, plan.policy)
+                if recovers:
+                    await self._open_again(target, held)
+                else:
+                    await self._open(target, plan.policy)
         except BaseException:
             self.end(target.uid)
             raise
 
     async def change(self, target: Target, plan: Plan) -> None:
-        """Puts another plan into force. Raises ``Unsupported`` for what a running
-        sandbox keeps, and then nothing changed."""
+        """Puts another plan into force. Raises ``Unsupported`` for what a running sandbox
+        keeps; whatever it raises, the old plan is in force, but for ``SandboxDied``: then
+        neither is as a whole, and the sandbox is to end."""
         held = self._held[target.uid]
         _check_change(held.plan, plan)
         if plan.opens:
             self._egress.check(plan.policy)
-        old, held.plan = held.plan, plan
+        old = held.plan
         try:
-            await self._process(target, held)
-            if not plan.opens:
-                self._egress.shut(target.uid)
-            elif self._egress.has(target.uid):
-                self._egress.change(target.uid, plan.policy)
-            else:
-                await self._open(target, plan.policy)
+            await self._replace(target, held, plan)
         except BaseException:
-            held.plan = old
+            await asyncio.shield(self._back(target, held, old))
             raise
+
+    async def _replace(self, target: Target, held: _Held, plan: Plan) -> None:
+        held.plan = plan
+        await self._process(target, held)
+        if not plan.opens:
+            self._egress.shut(target.uid)
+        elif self._egress.has(target.uid):
+            self._egress.change(target.uid, plan.policy)
+        else:
+            await self._open(target, plan.policy)
+
+    async def _back(self, target: Target, held: _Held, old: Plan) -> None:
+        """The old plan again, however much of another is in force."""
+        try:
+            await self._replace(target, held, old)
+        except Exception as err:
+            if target.agent.lost:  # it is over, or found again with the plan that is noted
+                return
+            text = f"half a policy is in force, and the old one cannot be: {err}"
+            raise SandboxDied(text, cause="internal") from err
 
     async def _open(self, target: Target, policy: Policy) -> None:
         group = Path(target.groups.v2 or "").parent
         await self._egress.open(
-            target.uid, target.project, pid=target.pid, group=group, policy=policy
-        )
+            target.uid, target.project, pid=target.pid, container=target.container,
+            group=group, policy=policy,
+        )  # fmt: skip
+
+    async def _open_again(self, target: Target, held: _Held) -> None:
+        for left in reversed(range(GATE_TRIES)):
+            try:
+                return await self._open(target, held.plan.policy)
+            except Conflict as err:
+                if not left:
+                    return self._stays_shut(held, err)
+            await asyncio.sleep(GATE_AGAIN_S)  # it may be an edge's that is just ending
+
+    def _stays_shut(self, held: _Held, err: Conflict) -> None:
+        """While the edge was away a process took the gate's place: the sandbox lives on
+        and reaches nothing, until other rules are put into force."""
+        self._tell(
+            Violation(
+                id="", at=time.time(), node="", uid=held.uid, project=held.project,
+                source="policy", verdict="denied", rule="network.gate", mechanism="gate",
+                action="bind", subject=err.message, stage=held.plan.policy.stage,
+            )
+        )  # fmt: skip
 
     async def _process(self, target: Target, held: _Held) -> None:
         """What the agent applies to commands to come."""
@@ -177,7 +231,7 @@ class Enforcing:
         if plan.calls:
             policy = plan.policy
             payload += wire.field(Tag.FILTER, seccomp.program(policy, self._machine, notify=False))
-            asking = Asking(lambda denied: self._denied(held, denied))
+            asking = Asking(lambda denied: self._denied(held, denied), held.room)
             payload += wire.field(
                 Tag.FILTER_ASK, seccomp.program(policy, self._machine, notify=True)
             )
@@ -186,8 +240,9 @@ class Enforcing:
             payload += wire.field(Tag.OPEN_FILES, plan.limits.open_files)
         if plan.limits.file_mb is not None:
             payload += wire.field(Tag.FILE_SIZE, plan.limits.file_mb * MIB)
-        if not payload and old is None:
+        if not payload and not held.sent:
             return
+        held.sent = True
         try:
             await target.agent.policy(payload, asking.theirs if asking else None)
         except BaseException:
@@ -198,7 +253,7 @@ class Enforcing:
             asking.theirs.close()
         if old is not None:
             old.retire()
-        held.asking = asking
+        held.asking, held.sent = asking, bool(payload)
 
     def _denied(self, held: _Held, denied: Denied) -> None:
         call, rule = seccomp.describe(self._machine, denied.number, denied.args)

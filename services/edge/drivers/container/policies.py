@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from services.edge.drivers.base import BackendReport, ExecSpec, Feature, Handle, StartSpec
 from services.edge.drivers.container.deaths import Sandbox
-from services.edge.drivers.container.enforcing import Enforcing, Target, Tell
+from services.edge.drivers.container.enforcing import Enforcing, Tell, target_of
 from services.edge.policy.plan import Plan
 
 PARTS = ("network", "files", "processes", "resources")
@@ -39,8 +39,9 @@ class PolicyOfContainers(ABC):
     async def set_policy(self, handle: Handle, spec: StartSpec) -> Handle:
         sandbox = self._sandbox(handle)
         plan = await self._plan(spec)
-        pid = int(handle.data["pid"])
-        target = Target(spec.uid, spec.project, sandbox.agent, pid, sandbox.groups)
+        target = target_of(
+            spec, handle.data, agent=sandbox.agent, groups=sandbox.groups
+        )
         await self._enforcing.change(target, plan)
         kept = {k: v for k, v in handle.enforcement.items() if not k.startswith(PARTS)}
         sandbox.handle = replace(handle, enforcement={**kept, **plan.enforcement})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +25,10 @@ class Bus:
 
     stored: list[Outgoing] = field(default_factory=list)
     away: bool = False
+    meanwhile: Callable[[], None] = lambda: None
 
     async def store(self, messages: Sequence[Outgoing]) -> None:
+        self.meanwhile()
         if self.away:
             raise Unavailable("away")
         self.stored += messages
@@ -150,4 +152,17 @@ async def test_commands_worth_a_word_are_told_when_the_bus_takes_them() -> None:
     assert [(v.source, v.action, v.subject, v.count) for v in told] == [
         ("observer", "exec", "git log --all", 2), ("observer", "exec", "git reflog", 1),
     ]  # fmt: skip
+    assert await node.told() == []
+
+
+async def test_commands_that_come_while_others_are_told_are_told_next() -> None:
+    node = Node()
+    noted = node.add("u1").activity.noted = deque(["a", "b", "c"], maxlen=3)
+    node.bus.meanwhile = lambda: noted.extend(["d", "e"])
+    assert [v.subject for v in await node.told()] == ["a", "b", "c"]
+    node.bus.meanwhile, node.bus.away = lambda: noted.append("f"), True
+    with pytest.raises(Unavailable):
+        await node.told()
+    node.bus.meanwhile, node.bus.away = lambda: None, False
+    assert [v.subject for v in await node.told()] == ["d", "e", "f"]
     assert await node.told() == []

@@ -84,3 +84,41 @@ def test_a_report_names_the_first_and_counts_all() -> None:
     root = tree(*(f"/tmp/{number}" for number in range(scrub.REPORTED_MAX + 5)))
     report = scrub.scrub(root, [Rule("temporary", ("/tmp",), content=True)])
     assert (len(report.removed), report.count) == (scrub.REPORTED_MAX, scrub.REPORTED_MAX + 5)
+
+
+def test_any_number_of_folders_is_looked_for_in_one_walk() -> None:
+    """A deep tree and a pattern of many ``**`` cost what a short one does."""
+    steps = 0
+
+    def tick(_done: int) -> None:
+        nonlocal steps
+        steps += 1
+
+    folders = "/a" * 60
+    root = tree(*(f"{folders[: 2 * depth]}/k{depth}" for depth in range(60)))
+    report = scrub.scrub(root, scrub.extra(["/" + "**/" * 200 + "k5?"]), tick=tick)
+    gone = {one.path.rpartition("/")[2] for one in report.removed}
+    assert gone == {f"k{number}" for number in range(50, 60)}
+    assert steps == 119
+    scrub.scrub(root, scrub.extra(["/**/a/**/a/**/none"]), tick=tick)
+    assert steps == 119 + 109
+
+
+def test_a_pattern_has_few_parts_of_any_names() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        scrub.extra(["/**/a/**/b/**/c/**/d"])
+    assert refused.value.field == "remove"
+
+
+def test_a_scrub_ends_when_its_caller_does() -> None:
+    def tick(_done: int) -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        scrub.scrub(tree("/a/b"), RULES, tick=tick)
+
+
+def test_any_names_at_the_end_are_what_is_below() -> None:
+    root = tree("/a/k1", "/a/b/k2", "/k3")
+    scrub.scrub(root, scrub.extra(["/a/**"]))
+    assert names(root) == {"/a", "/k3"}

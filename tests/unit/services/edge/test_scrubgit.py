@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import struct
 import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from services.edge import gitobjects, scrubgit
-from services.edge.gitobjects import MALFORMED
+from services.edge.gitobjects import MALFORMED, Budget, Object, Pack, TooMuch
 from services.edge.scrub import Report
 from services.edge.scrubgit import scrub
 from shared.erofs.dirlayer import DirectoryLayer
 from shared.erofs.layertree import Inode, walk
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, Unsupported
 
 
 def git(cwd: Path, *words: str, **env: str) -> str:
@@ -190,6 +193,74 @@ def test_deltas_that_make_too_much_are_refused() -> None:
     for delta in (b"\x04\x7f\x90\x04", b"\x04\x04\x00", b"\x05\x01a", b"\x04\x02\x01a"):
         with pytest.raises(MALFORMED):
             gitobjects.patched(b"base", delta)
+
+
+def pack_of(id: bytes, entry: bytes) -> tuple[bytes, bytes]:
+    """A pack of one entry under ``id``, and its index."""
+    data = struct.pack(">4sII", b"PACK", 2, 1) + entry
+    data += hashlib.sha1(data).digest()
+    fanout = b"".join(struct.pack(">I", first >= id[0]) for first in range(256))
+    idx = b"\xfftOc\0\0\0\x02" + fanout + id + bytes(4) + struct.pack(">I", 12)
+    return data, idx + bytes(40)
+
+
+def test_a_delta_upon_itself_is_unpacked_once() -> None:
+    id, ticks = b"\x11" * 20, 0
+
+    def tick(_done: int) -> None:
+        nonlocal ticks
+        ticks += 1
+
+    pack = Pack(*pack_of(id, b"\x74" + id + zlib.compress(b"\x04\x04\x90\x04")), Budget(tick=tick))
+    with pytest.raises(ValueError, match="without end"):
+        pack.read(id)
+    assert ticks == 1
+
+
+def test_an_object_under_another_ones_id_is_refused(repository: Path, tmp_path: Path) -> None:
+    head, fix = (git(repository, "rev-parse", name) for name in ("main", "solution"))
+    place, other = (repository / ".git/objects" / id[:2] / id[2:] for id in (head, fix))
+    place.unlink()
+    place.write_bytes(other.read_bytes())
+    with pytest.raises(InvalidRequest, match="another one's id") as refused:
+        scrubbed(tmp_path / "root", tmp_path / "out")
+    assert refused.value.field == "scrub"
+    pack = Pack(*pack_of(b"\x11" * 20, b"\x31" + zlib.compress(b"x")), Budget())
+    with pytest.raises(ValueError, match="another one's id"):
+        pack.read(b"\x11" * 20)
+
+
+@pytest.mark.parametrize("name", ["packed-refs", "refs/heads/x", "HEAD", "index"])
+def test_files_are_read_within_bounds_whatever_size_they_claim(
+    repository: Path, tmp_path: Path, name: str
+) -> None:
+    with (repository / ".git" / name).open("ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(Unsupported) as refused:
+        scrubbed(tmp_path / "root", tmp_path / "out")
+    assert refused.value.field == "scrub"
+
+
+def test_objects_that_stay_are_read_one_by_one_within_the_budget() -> None:
+    read: list[bytes] = []
+
+    def content(id: bytes) -> Object:
+        read.append(id)
+        return Object(b"blob", random.Random(id).randbytes(1000))
+
+    ids = [bytes([number]) * 20 for number in range(100)]
+    with pytest.raises(TooMuch):
+        gitobjects.written(ids, content, Budget(held_bytes=5000))
+    assert read == ids[: len(read)]
+    assert len(read) < 10
+
+
+def test_what_is_unpacked_is_within_the_budget() -> None:
+    id = Object(b"blob", b"x" * 15).id
+    data, idx = pack_of(id, b"\x3f" + zlib.compress(b"x" * 15))
+    assert Pack(data, idx, Budget(unpacked_bytes=15)).read(id).content == b"x" * 15
+    with pytest.raises(TooMuch):
+        Pack(data, idx, Budget(unpacked_bytes=14)).read(id)
 
 
 def test_links_lead_nowhere(tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from schemas.exec import ExecRequest
 from schemas.trajectory import TrajectoryRecord, TrajectoryRecords, TrajectoryRequest
 from services.edge import records, trail
 from services.edge.calls import Call
+from services.edge.door import Door
 from services.edge.execs import Execs
 from services.edge.journal import Journal
 from services.edge.logged import Logged, Numbers
 from services.edge.trail import Trail
 from shared import ids
 from shared.bus import Outgoing
+from shared.clock import FakeClock
 from shared.errors import InvalidRequest, Unavailable
 
 UID = ids.derived("sandbox")
@@ -188,3 +190,27 @@ def test_head_and_tail_of_an_output_are_kept(size: int, chunk: int) -> None:
     kept = logged.kept("stdout")
     assert kept == (data if size <= 1_000 else data[:500] + data[-500:])
     assert logged.kept("stderr") == b""
+
+
+async def test_a_cancelled_intent_keeps_its_number_and_its_end(node: Node) -> None:
+    """The journal was asked to keep it and will: the number is nobody else's."""
+    door = object.__new__(Door)
+    door._execs, door._trail, door._clock = node.execs, node.trail, FakeClock()
+    claims, node.execs._claims = node.execs._claims, None  # every intent waits for its commit
+    request = ExecRequest(op_id=ids.new(), shell="true")
+    op: Any = SimpleNamespace(
+        call=CALL, op_id=request.op_id, hash=b"h" * 32, logged=Logged(0), claimed=False
+    )
+    begun = asyncio.ensure_future(door._known(op, node.sandbox, request))
+    while not op.logged.seq:
+        await asyncio.sleep(0)
+    begun.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await begun
+    assert op.claimed
+    node.end(op)
+    node.execs._claims = claims
+    assert (await node.begin()).logged.seq == 2
+    await node.trail.flush()
+    assert [(r.seq, r.ended_at) for r in node.bus.told] == [(1, 2.0), (2, None)]
+    assert (await node.execs.find(UID, op.op_id)).reply is not None  # type: ignore[union-attr]

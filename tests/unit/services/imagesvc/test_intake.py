@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.image import Blob, ImageCreate
+from schemas.sandbox import ImageConfig
+from services.imagesvc.imageconfig import parse_config
 from services.imagesvc.intake import Allowed, import_request
 from services.imagesvc.names import RegistryName
 from services.imagesvc.sources import (
@@ -17,7 +20,7 @@ from services.imagesvc.sources import (
     PathSource,
     RegistrySource,
 )
-from shared.errors import DsecError, Forbidden
+from shared.errors import DsecError, Forbidden, InvalidRequest
 
 
 def create(**fields: Any) -> ImageCreate:
@@ -126,3 +129,25 @@ def test_registries_and_builds_are_the_operators_choice(tmp_path: Path) -> None:
         assert source.plain_http is plain
     with pytest.raises(Forbidden):
         import_request(create(path=str(tmp_path), form="dockerfile"), Allowed(str(tmp_path)))
+
+
+ZERO: list[dict[str, Any]] = [
+    {"env": {"A": "\0"}}, {"env": {"\0": "a"}}, {"workdir": "/\0"}, {"user": "\0"},
+    {"entrypoint": ["\0"]}, {"cmd": ["a", "b\0"]}, {"volumes": ["/\0"]}, {"labels": {"a": "\0"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", ZERO)
+def test_a_configuration_with_a_zero_byte_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        import_request(create(docker="d", config=ImageConfig(**fields)), Allowed(""))
+    assert caught.value.field == "config"
+
+
+def test_so_is_that_of_an_image() -> None:
+    document = {"config": {"Env": ["A=a\0"]}, "rootfs": {"diff_ids": []}}
+    with pytest.raises(InvalidRequest) as caught:
+        parse_config(msgspec.json.encode(document))
+    assert caught.value.field == "archive"
+    backslash = {"config": {"Env": ["A=\\u0000"]}}
+    assert parse_config(msgspec.json.encode(backslash))[0].env == {"A": "\\u0000"}

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.edge.egress.names import HEAD_MAX, asked
+from services.edge.egress import names
+from services.edge.egress.names import HEAD_MAX, RECORDS_MAX, Head, asked
 
 
 def hello(name: str | None) -> bytes:
@@ -35,9 +36,41 @@ def test_the_name_of_a_real_handshake_is_found() -> None:
     assert asked(hello(None)) is False
 
 
-@pytest.mark.parametrize("size", [1, 7, 100])
+@pytest.mark.parametrize("size", [-(-len(HELLO) // RECORDS_MAX), 100, 200])
 def test_a_handshake_cut_into_records_is_the_same(size: int) -> None:
     assert asked(in_records(HELLO, size)) == "files.example.org"
+
+
+@pytest.mark.parametrize("head", [in_records(HELLO, 7), HELLO[:3] + b"\0\0" + HELLO])
+def test_records_that_only_cost_time_are_no_handshake(head: bytes) -> None:
+    assert asked(head) is False
+
+
+@pytest.mark.parametrize(
+    "head", [HELLO, in_records(HELLO, 100), b"GET / HTTP/1.1\r\nHost: Files.Example.org\r\n\r\n"]
+)
+@pytest.mark.parametrize("size", [1, 2, 3, 50, 1000])
+def test_bytes_that_come_singly_are_read_a_few_times(
+    head: bytes, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+
+    def counted(data: bytes) -> names.Found:
+        reads.append(len(data))
+        return asked(data)
+
+    monkeypatch.setattr(names, "asked", counted)
+    found, known = Head(), None
+    for at in range(0, len(head), size):
+        assert known is None
+        known = found.add(head[at : at + size])
+    assert known == "files.example.org" and found.whole == head
+    assert len(reads) <= 2 * RECORDS_MAX
+
+
+def test_a_head_without_an_end_says_no_name() -> None:
+    head = Head()
+    assert [head.add(b"GET / HTTP/1.1\r\nA: "), head.add(b"x" * HEAD_MAX)] == [None, False]
 
 
 @given(st.integers(0, len(HELLO) - 1))

@@ -80,3 +80,8 @@ def test_a_quota_that_is_not_there_is_refused() -> None:
 def test_datagrams_are_said_not_to_leave() -> None:
     told = plan({"network": {"udp:192.0.2.1": True}}).enforcement
     assert told["network.udp:192.0.2.1"].startswith("not reachable")
+
+
+def test_the_root_is_laid_before_what_is_in_it() -> None:
+    made = plan({"files": {"read_only": ["/a/b", "/", "/c"], "hidden": ["/d"]}})
+    assert [m.path for m in made.mounts] == ["/", "/a/b", "/c", "/d"]

@@ -52,6 +52,11 @@ def test_nothing_is_reached_by_default() -> None:
         ({"*": True, "10.0.0.0/8:5432": True}, "10.1.2.3", 443, False),
         ({"10.1.2.3": True}, "10.1.2.3", 9, True),
         ({"*:443": True}, "8.8.8.8", 80, False),
+        ({"*": True, "::ffff:203.0.113.5": False}, "203.0.113.5", 443, False),
+        ({"*": True, "[::ffff:203.0.113.5]:22": False}, "203.0.113.5", 22, False),
+        ({"*": True, "[::ffff:203.0.113.5]:22": False}, "203.0.113.5", 443, True),
+        ({"*": True, "::ffff:203.0.113.0/120": False}, "203.0.113.9", 443, False),
+        ({"*": True, "::ffff:203.0.113.0/120": False}, "203.0.114.9", 443, True),
     ],
 )
 def test_the_more_specific_rule_counts(
@@ -134,6 +139,26 @@ def test_a_name_opens_only_what_it_may(
     rules: dict[str, bool], name: str, address: str, opens: bool
 ) -> None:
     assert of(rules).may_open(name, ipaddress.ip_address(address)).allow is opens
+
+
+@pytest.mark.parametrize(
+    ("rules", "port", "reaches"),
+    [
+        ({"n.example": True, "203.0.113.1:443": False}, 443, False),
+        ({"n.example": True, "203.0.113.1:443": False}, 80, True),
+        ({"n.example": True, "203.0.113.1": False}, 80, False),
+        ({"n.example": True}, 22, False),
+        ({"n.example": True, "203.0.113.1:22": True}, 22, False),
+        ({"n.example": False, "203.0.113.1": True}, 443, False),
+        ({}, 443, False),
+    ],
+)
+def test_a_name_leads_past_no_rule_about_an_address(
+    rules: dict[str, bool], port: int, reaches: bool
+) -> None:
+    """(N02)"""
+    found = of(rules).through("n.example", ipaddress.ip_address("203.0.113.1"), port)
+    assert found.allow is reaches
 
 
 def test_an_opened_address_keeps_what_denies_a_port() -> None:
