@@ -20,6 +20,7 @@ import pytest
 
 from libdsec import DSecClient, DSecContainerRunArgs
 from services.local import LocalOptions, LocalSystem, default_state_dir
+from services.localkeeper import CLEARING
 from tests.e2e.conftest import open_client, until
 from tests.integration.container.images import busybox_tree
 
@@ -107,8 +108,8 @@ def test_a_killed_supervisor_takes_its_children_with_it(command: Any) -> None:
 def test_a_system_that_is_killed_with_its_edge_leaves_no_sandbox(
     command: Any, tmp_path: Path
 ) -> None:
-    """No one of them can tidy up: whoever waits for their death does. The next start on
-    the same state waits for that, and knows what became of the sandbox."""
+    """No one of them can tidy up: whoever waits for their death does. A start on the same
+    state meanwhile waits for that, and knows what became of the sandbox."""
     images = tmp_path / "images"
     one = command("--driver", "container", "--image-root", str(tmp_path))
     report = one.ready()
@@ -122,6 +123,7 @@ def test_a_system_that_is_killed_with_its_edge_leaves_no_sandbox(
         if "services.edge" in process.cmdline():
             process.kill()
     one.end(signal.SIGKILL)
+    clearing(tmp_path / "state/lock")
     again = command("--driver", "container")
     known = asyncio.run(state_of(again.ready(), sandbox))
     assert gone(family)
@@ -130,6 +132,14 @@ def test_a_system_that_is_killed_with_its_edge_leaves_no_sandbox(
     assert "cleared 1 sandboxes" in (tmp_path / "state/logs/keeper.log").read_text()
     again.end(signal.SIGINT)
     assert not containers(node)
+
+
+def clearing(lock: Path) -> None:
+    """Returns when whoever waits for the system's death has begun its work."""
+    end = time.monotonic() + 30.0
+    while CLEARING not in lock.read_text():
+        assert time.monotonic() < end, "nobody tidies up"
+        time.sleep(0.02)
 
 
 def containers(node: str) -> list[str]:

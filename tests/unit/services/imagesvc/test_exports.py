@@ -63,6 +63,17 @@ async def test_what_nobody_asks_for_again_fills_no_queue(tmp_path: Path) -> None
     await made.close()
 
 
+async def test_facts_that_a_crash_cut_are_no_export(tmp_path: Path) -> None:
+    """Its work begins anew, rather than failing for as long as the file is there."""
+    made = exports(tmp_path)
+    archive = made._path("team", environment(1).id)
+    archive.write_bytes(b"archive")
+    archive.with_suffix(".json").write_bytes(b'{"id": "x", "si')
+    with pytest.raises(NotFound):
+        await outcome(made, 1)
+    await made.close()
+
+
 @dataclass
 class Large:
     """Has layers of a size."""
@@ -95,14 +106,3 @@ async def test_an_export_ends_where_it_grows_beyond_its_room(
     with pytest.raises(CapacityExhausted):
         await outcome(exports(tmp_path, Large(1)), 1)
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_facts_that_a_crash_cut_are_no_export(tmp_path: Path) -> None:
-    """Its work begins anew, rather than failing for as long as the file is there."""
-    made = exports(tmp_path)
-    archive = made._path("team", environment(1).id)
-    archive.write_bytes(b"archive")
-    archive.with_suffix(".json").write_bytes(b'{"id": "x", "si')
-    with pytest.raises(NotFound):
-        await outcome(made, 1)
-    await made.close()

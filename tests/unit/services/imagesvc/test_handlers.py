@@ -47,11 +47,11 @@ def failure(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     async def nothing(*_: Any, **__: Any) -> dict[Any, Any]:
         return {}
 
-    async def fresh(*_: Any, **__: Any) -> list[str]:
-        return [DIGEST]
-
     async def fails(*_: Any, **__: Any) -> None:
         raise errors[0]
+
+    async def fresh(*_: Any, **__: Any) -> list[str]:
+        return [DIGEST]
 
     monkeypatch.setattr(store, "images", nothing)
     monkeypatch.setattr(store, "answer", nothing)
