@@ -96,3 +96,17 @@ async def test_an_image_that_the_database_missed_comes_again(
     with pytest.raises(Unavailable):
         await handler._create(task, create)
     assert nothing.discarded == []
+
+
+async def test_a_failed_import_discards_no_layer_that_was_known(
+    failure: list[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def known(*_: Any, **__: Any) -> list[str]:
+        return []
+
+    monkeypatch.setattr(leases, "take", known)
+    nothing = Nothing()
+    failure.append(ValueError("22P05"))
+    handler, task, create = made(nothing, tmp_path)
+    await handler._create(task, create)
+    assert nothing.discarded == []
