@@ -15,7 +15,8 @@ from devstack.process import free_port
 from libdsec import DSecClient
 from services.local import LocalOptions, LocalSystem
 
-SETTLE_S = 30.0
+SETTLE_S = 60.0
+"""What follows from what was answered may take so long on a busy machine."""
 RESPONSES = """
 [[response]]
 project = "strict*"
@@ -135,3 +136,13 @@ async def used(client: DSecClient, project: str) -> int:
     """Sandboxes charged to a project."""
     quota = await client.quotas.get(project)
     return int(quota.used.sandboxes)
+
+
+async def charged(client: DSecClient, project: str, count: int) -> None:
+    """Returns once so many sandboxes are charged to a project: auth hears of an end a moment
+    after who asked for it."""
+
+    async def same() -> bool:
+        return await used(client, project) == count
+
+    await until(same, what=f"{count} sandboxes are charged to {project}")

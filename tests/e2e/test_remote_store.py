@@ -150,7 +150,7 @@ async def test_a_damaged_chunk_is_an_error_in_the_sandbox_and_an_event(
         s3.put(key, bytes(blob))
         result = await sandbox.exec("cat /var/f* > /dev/null")  # what was read before is cached
         assert result.exit_code == 1 and os.strerror(errno.EIO).encode() in result.stderr
-        message = decode((await told.next_msg(10)).data, Violations)
+        message = decode((await told.next_msg(60)).data, Violations)
         assert (message.violations[0].rule, message.violations[0].subject) == (
             "layer_damaged", digest,
         )  # fmt: skip
