@@ -24,7 +24,9 @@ from tests.integration.container.images import busybox_tree
 
 HERE = str(Path(__file__).parent)
 IMAGE = "small:1"
-CREATE_S = 30.0
+CREATE_S = 60.0
+HANG_S = 60.0
+"""What has not come by then does not come: no test waits so long for what is not stuck."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
