@@ -20,6 +20,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from devstack.process import free_port
 from libdsec import (
     DSecClient,
     DSecContainerRunArgs,
@@ -321,8 +322,7 @@ async def test_the_command_line_forwards_ports(
         "DSEC_URL": system.url, "DSEC_API_KEY": system.admin_key,
         "DSEC_PROJECT": system.project, "PYTHONPATH": str(REPOSITORY),
     }  # fmt: skip
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        local = free.getsockname()[1]
+    local = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "libdsec", "forward", sandbox.id, "8000", f"7002:{local}", "7099",
         "--json", env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
