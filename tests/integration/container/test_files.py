@@ -7,7 +7,6 @@ import hashlib
 import os
 import random
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from services.edge.drivers.base import Handle
 from services.edge.drivers.container import ContainerDriver
 from shared.errors import Forbidden, InvalidRequest, NotFound, QuotaExceeded
-from tests.conformance.harness import listed, new_uid, run
+from tests.conformance.harness import listed, new_uid, run, until
 from tests.integration.container.harness import ContainerHarness
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.docker]
@@ -61,7 +60,6 @@ async def test_what_is_no_regular_file_is_refused_at_once(
     """(F04)"""
     script = "mkdir -p /w; cd /w; mkfifo p; ln -s /dev/zero z; ln -s p l; echo ok >f"
     await run(driver, sandbox, script)
-    began = time.monotonic()
     for path in ("/w/p", "/w/z", "/w/l", "/dev/full", "/dev/ptmx"):
         with pytest.raises(InvalidRequest) as caught:
             await read(driver, sandbox, path)
@@ -71,7 +69,6 @@ async def test_what_is_no_regular_file_is_refused_at_once(
                 await driver.write(sandbox, path, pieces(b"x"), user=None, append=append)
             assert caught.value.details["errno"] == "ENOTREG"
     assert await read(driver, sandbox, "/w/f") == b"ok\n"
-    assert time.monotonic() - began < 5
 
 
 async def test_links_lead_nowhere_outside(
@@ -199,17 +196,21 @@ async def test_a_folder_of_the_image_can_be_moved(driver: ContainerDriver, sandb
 async def test_files_and_commands_do_not_wait_for_each_other(
     driver: ContainerDriver, sandbox: Handle
 ) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
     async def slow() -> AsyncIterator[bytes]:
-        for _ in range(20):
-            yield b"x"
-            await asyncio.sleep(0.05)
+        yield b"x" * 10
+        begun.set()
+        await go.wait()
+        yield b"x" * 10
 
     task = asyncio.ensure_future(driver.write(sandbox, "/slow", slow(), user=None))
-    await asyncio.sleep(0.05)
+    await begun.wait()
     assert (await run(driver, sandbox, "echo quick")).stdout == b"quick\n"
     assert not task.done()
     with pytest.raises(NotFound):
         await driver.stat(sandbox, "/slow", user=None)
+    go.set()
     assert (await task).size == 20
 
 
@@ -241,11 +242,9 @@ async def test_a_write_that_the_sandbox_killed_is_not_the_nodes_fault(
 
     async def killed_midway() -> AsyncIterator[bytes]:
         yield b"begun"
-        for _ in range(200):
-            if found := _writers(sandbox, "/killed"):
-                os.kill(found[0], signal.SIGKILL)
-                break
-            await asyncio.sleep(0.02)
+        found: list[int] = []
+        await until(lambda: bool(found) or found.extend(_writers(sandbox, "/killed")) or False)
+        os.kill(found[0], signal.SIGKILL)
         yield b"and the rest"
 
     with pytest.raises(QuotaExceeded) as caught:
