@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import random
@@ -216,8 +217,10 @@ async def test_files_and_commands_do_not_wait_for_each_other(
 
 def _writers(handle: Handle, folder: str) -> list[int]:
     """Host process ids of the sandbox's processes that have a file of ``folder`` open."""
-    group = Path(handle.data["groups"]["v2"])
-    pids = [int(p) for file in group.rglob("cgroup.procs") for p in file.read_text().split()]
+    pids: list[int] = []
+    for file in Path(handle.data["groups"]["v2"]).rglob("cgroup.procs"):
+        with contextlib.suppress(OSError):  # a group may go meanwhile
+            pids += map(int, file.read_text().split())
     return [p for p in pids if any(folder in _target(fd) for fd in _open_files(p))]
 
 

@@ -163,8 +163,10 @@ async def test_a_message_that_is_none_does_not_stop_the_service(stack: Stack, ap
         await js.publish(cmd("image", "create", PROJECT), body)
     reply = await stack.create("a", path=stack.tree("a"))
     assert reply.error is None
-    letters = await js.stream_info("DSEC_DLQ")
-    assert letters.state.messages == 4
+    async with asyncio.timeout(60):
+        while (await js.stream_info("DSEC_DLQ")).state.messages < 4:
+            await asyncio.sleep(0.05)
+    assert (await js.stream_info("DSEC_DLQ")).state.messages == 4
 
 
 async def test_many_at_once_are_all_answered(stack: Stack, app: App) -> None:
