@@ -190,7 +190,7 @@ async def test_killing_the_edge_again_and_again_loses_no_start(system: Cluster) 
 async def test_a_stop_that_was_accepted_is_done_after_a_restart(system: Cluster) -> None:
     uid = await system.running(options={"stop_hang": True})
     await system.scheduler.op("stop", uid, cause="cancelled")
-    await in_state(system, uid, "stopping")
+    await in_state(system, uid, "ending")
     assert system.scheduler.seen(uid) == ["running"]
     state = system.edge.folder / "drivers" / "fake" / uid / "state.msgpack"
     await system.edge.kill()
