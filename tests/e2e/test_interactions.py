@@ -163,7 +163,8 @@ async def test_a_closed_session_is_gone_with_its_jobs(sandbox: Sandbox) -> None:
 
 
 async def test_a_session_streams_and_is_signalled(sandbox: Sandbox) -> None:
-    process = await sandbox.spawn("echo on; sleep 60; echo $?", session="streamed")
+    script = "sh -c 'echo on; exec sleep 600'; echo $?"
+    process = await sandbox.spawn(script, session="streamed")
     assert await process.stdout.__anext__() == b"on\n"
     await process.signal("USR1")
     result = await asyncio.wait_for(process.wait(), HANG_S)
