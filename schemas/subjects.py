@@ -360,6 +360,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "an edge starts"),
     Subject("dsec.rpc.v1.scheduler.sandboxes", "core", "auth|audit", ("scheduler",),
             "SandboxQuery", "forwarded reads; whose a sandbox is"),
+    Subject("dsec.rpc.v1.scheduler.ended", "core", "auth", ("scheduler",), "EndedQuery",
+            "what is over, before a quota refuses"),
     Subject("dsec.rpc.v1.scheduler.jobs", "core", "auth", ("scheduler",), "JobQuery",
             "forwarded reads"),
     Subject("dsec.rpc.v1.scheduler.nodes", "core", "auth|burst", ("scheduler",), "IamQuery",
