@@ -114,7 +114,6 @@ async def test_a_terminal_and_a_connection_live_on(box: Sandbox) -> None:
 async def test_many_at_once_resume_it_once(world: World, box: Sandbox) -> None:
     await box.pause()
     await until_listed(world, box, "paused")
-    await until_listed(world, box, "paused")
     seen: list[str] = []
 
     async def listen() -> None:
