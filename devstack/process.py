@@ -48,7 +48,7 @@ def free_port() -> int:
         port = secrets.randbelow(below - PORTS_FROM) + PORTS_FROM if below > PORTS_FROM else 0
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            port = probe.getsockname()[1]
+            port = int(probe.getsockname()[1])
             if port not in _given:
                 _given.add(port)
                 return port
