@@ -17,6 +17,8 @@ from services.local import LocalOptions, LocalSystem
 
 SETTLE_S = 60.0
 """What follows from what was answered may take so long on a busy machine."""
+UNMOVED = {f"DSEC_PRESSURE_{name}": "2" for name in ("CPU", "MEMORY", "IO")}
+"""What else the machine does makes no node of a test full."""
 RESPONSES = """
 [[response]]
 project = "strict*"
@@ -59,7 +61,7 @@ async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
         nodes=2,
         state_dir=tmp_path_factory.mktemp("fake"),
         image_roots=[tmp_path_factory.mktemp("images")],
-        env=_strict(tmp_path_factory),
+        env={**UNMOVED, **_strict(tmp_path_factory)},
     )
     async with LocalSystem(options) as system:
         yield system
@@ -75,7 +77,10 @@ async def container_system(
         driver="container",
         state_dir=tmp_path_factory.mktemp("containers"),
         image_roots=[base_image, tmp_path_factory.mktemp("images")],
-        env={**_strict(tmp_path_factory), "DSEC_ROUTES": f"model=127.0.0.1:{free_port()}"},
+        env={
+            **UNMOVED, **_strict(tmp_path_factory),
+            "DSEC_ROUTES": f"model=127.0.0.1:{free_port()}",
+        },
     )
     async with LocalSystem(options) as system:
         async with open_client(system) as client:

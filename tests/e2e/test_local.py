@@ -21,7 +21,7 @@ import pytest
 from libdsec import DSecClient, DSecContainerRunArgs
 from services.local import LocalOptions, LocalSystem, default_state_dir
 from services.localkeeper import CLEARING
-from tests.e2e.conftest import open_client, until
+from tests.e2e.conftest import UNMOVED, open_client, until
 from tests.integration.container.images import busybox_tree
 
 REPOSITORY = Path(__file__).parents[2]
@@ -271,7 +271,9 @@ async def test_the_end_stops_sandboxes_unless_they_are_to_be_kept(tmp_path: Path
     args = DSecRunArgs(backend="fake", memory_limit_mb=16, job="outlives-its-client")
     kept: list[str] = []
     for keep in (True, False, True):
-        options = LocalOptions(driver="fake", state_dir=tmp_path, keep_sandboxes=keep)
+        options = LocalOptions(
+            driver="fake", state_dir=tmp_path, keep_sandboxes=keep, env=UNMOVED
+        )
         async with LocalSystem(options) as system, open_client(system) as client:
             found = [s.id async for s in client.list(state="running")]
             assert sorted(found) == sorted(kept)

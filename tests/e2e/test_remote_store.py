@@ -20,7 +20,7 @@ from schemas.audit import Violations
 from schemas.base import decode
 from services.edge.layers.client import LayerService
 from services.local import LocalOptions, LocalSystem
-from tests.e2e.conftest import open_client, until
+from tests.e2e.conftest import UNMOVED, open_client, until
 from tests.integration.container.images import busybox_tree
 from tests.s3server import S3Server, s3_server
 
@@ -48,8 +48,7 @@ async def system(
     options = LocalOptions(
         state_dir=tmp_path_factory.mktemp("remote"), image_roots=[tree],
         env=env | {
-            "DSEC_LAYERS_READ_DEADLINE_S": "5", "DSEC_CONTAINER_POOL_SIZE": "2",
-            "DSEC_PRESSURE_CPU": "2",  # a start must not wait for the machine to be idle
+            "DSEC_LAYERS_READ_DEADLINE_S": "5", "DSEC_CONTAINER_POOL_SIZE": "2", **UNMOVED,
         },
     )  # fmt: skip
     async with LocalSystem(options) as made:

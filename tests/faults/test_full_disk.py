@@ -13,7 +13,7 @@ import pytest_asyncio
 from libdsec import CapacityExhausted, DeadlineExceeded, Sandbox
 from libdsec.errors import NoSpaceLeft
 from services.local import LocalOptions, LocalSystem, node_names
-from tests.e2e.conftest import alive, open_client, until
+from tests.e2e.conftest import UNMOVED, alive, open_client, until
 from tests.faults.conftest import CREATE_S, HANG_S, World, container_args, register_image, tool
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -43,7 +43,7 @@ async def small(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     folder.mkdir(parents=True)
     tool("mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "none", folder)
     env = {
-        "DSEC_DISK_FLOOR_MB": str(FLOOR_MB), "DSEC_CONTAINER_POOL_SIZE": "1",
+        "DSEC_DISK_FLOOR_MB": str(FLOOR_MB), "DSEC_CONTAINER_POOL_SIZE": "1", **UNMOVED,
         "DSEC_CONTAINER_AETHER": str(late_agent(tmp_path_factory.mktemp("late"))),
     }  # fmt: skip
     try:

@@ -11,13 +11,11 @@ import pytest_asyncio
 
 from libdsec import CapacityExhausted, DSecClient, Sandbox
 from services.local import LocalOptions, LocalSystem
-from tests.e2e.conftest import alive, open_client, until
+from tests.e2e.conftest import UNMOVED, alive, open_client, until
 from tests.faults.conftest import CREATE_S, fake_args
 
 NODES, ROOM = 5, 44
 BURST = 200
-UNMOVED = {f"DSEC_PRESSURE_{name}": "2" for name in ("CPU", "MEMORY", "IO")}
-"""All nodes are one machine here; its load must not take some of them out."""
 CHOICES = 4
 """Nodes that placement looks at for one sandbox, generously."""
 

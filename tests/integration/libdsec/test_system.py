@@ -27,6 +27,7 @@ from libdsec import (
 )
 from libdsec._wire import GradingObservation
 from services.local import LocalOptions, LocalSystem
+from tests.e2e.conftest import UNMOVED
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -36,7 +37,8 @@ REPOSITORY = Path(__file__).parents[3]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalSystem]:
-    options = LocalOptions(driver="fake", state_dir=tmp_path_factory.mktemp("system"))
+    folder = tmp_path_factory.mktemp("system")
+    options = LocalOptions(driver="fake", state_dir=folder, env=UNMOVED)
     async with LocalSystem(options) as system:
         yield system
 
