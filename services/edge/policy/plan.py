@@ -43,8 +43,8 @@ class Mount:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What enforces a policy. ``enforcement``: rule → mechanism. ``opens`` says that the
-    sandbox gets a way out at all; ``calls`` that a filter of system calls is needed, ``watches`` that its
-    paths are watched: a sandbox without any policy pays for nothing."""
+    sandbox gets a way out at all; ``calls`` that a filter of system calls is needed,
+    ``watches`` that its paths are watched: a sandbox without any policy pays for nothing."""
 
     policy: Policy
     enforcement: Mapping[str, str]
