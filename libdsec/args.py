@@ -47,6 +47,9 @@ class DSecRunArgs:
     enforced. ``options`` are for the backend.
     ``routes``: name → port of the sandbox's loopback interface at which it reaches an
     address that the operator gave this name (needs a grant ``route.<name>``).
+    ``secrets``: name of a secret of the project → ``{"hosts": [...]}`` with a ``"header"``
+    (and ``"format"``, such as ``"Bearer {}"``) that requests there get, or ``"env"``, a
+    variable with a placeholder for it (needs the grant ``secret.use``).
     """
 
     backend: str = "container"
@@ -69,6 +72,7 @@ class DSecRunArgs:
     job: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     routes: Mapping[str, int] = field(default_factory=dict)
+    secrets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     _fixed_backend: ClassVar[str | None] = None
 

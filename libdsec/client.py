@@ -38,6 +38,7 @@ from libdsec.jobs import LEASE_S, Job, Jobs
 from libdsec.managers import Grants, Keys, Nodes, Projects, Quotas
 from libdsec.results import Event
 from libdsec.sandbox import Sandbox
+from libdsec.secrets import Secrets
 from libdsec.snapshots import Layer, Snapshot, branches, restored_spec
 
 OPEN_S = 10.0
@@ -78,6 +79,7 @@ class DSecClient:
         self.grants = Grants(core)
         self.quotas = Quotas(core)
         self.nodes = Nodes(core)
+        self.secrets = Secrets(core)
         self.audit = Audit(core)
         self.jobs = Jobs(core)
 

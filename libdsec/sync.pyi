@@ -21,6 +21,7 @@ from libdsec._wire import NodeInfo
 from libdsec._wire import ProjectInfo
 from libdsec._wire import QuotaInfo
 from libdsec._wire import RuleInfo
+from libdsec._wire import SecretInfo
 from libdsec._wire import SuggestReply
 from libdsec.args import Seconds
 from libdsec.audit import Chain
@@ -179,6 +180,16 @@ class Nodes:
         ...
 
     def drain(self, id: str) -> None:
+        ...
+class Secrets:
+
+    def set(self, name: str, value: str, *, hosts: Sequence[str], plain: bool=False, project: str | None=None) -> SecretInfo:
+        ...
+
+    def list(self, *, project: str | None=None) -> Sequence[SecretInfo]:
+        ...
+
+    def remove(self, name: str, *, project: str | None=None) -> None:
         ...
 class Audit:
 
@@ -680,6 +691,7 @@ class DSecClient:
     nodes: Nodes
     audit: Audit
     jobs: Jobs
+    secrets: Secrets
 
     def __init__(self, url: str | None=None, api_key: str | None=None, project: str | None=None, *, open_timeout: Seconds=OPEN_S, keep: bool=False) -> None:
         ...

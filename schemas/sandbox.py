@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from schemas.base import Message, Seconds, Token, Uid, UnixTime, Versioned, WireError
+from schemas.secret import SecretBinding, SecretName
 
 Backend = Literal["container", "microvm", "vm", "fncall", "fake"]
 State = Literal[
@@ -35,7 +36,8 @@ Labels = dict[
 class SandboxSpec(Message, frozen=True):
     """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
     ``routes``: at which port of its loopback interface it reaches an address that the
-    node's operator gave this name, for each a grant ``route.<name>``.
+    node's operator gave this name, for each a grant ``route.<name>``. ``secrets``: what the
+    way out puts into its requests, by name, with the grant ``secret.use``.
     Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
     that is: the scheduler fills it in."""
 
@@ -62,6 +64,7 @@ class SandboxSpec(Message, frozen=True):
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
     routes: dict[Token, Port] = {}
+    secrets: dict[SecretName, SecretBinding] = {}
     source: Uid | None = None
     node: Token | None = None
 

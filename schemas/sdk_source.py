@@ -38,8 +38,8 @@ WANTED = (
     "AuditQuery", "AuditPage", "AuditEntry", "Finding",
     "RuleInfo", "RulesQuery", "RulesReply", "DryRunQuery", "DryRunReply", "VerifyQuery",
     "VerifyReply", "SuggestQuery", "Suggestion", "SuggestReply", "GradingObservation",
-    "SandboxReport",
-    "req", "get", "exec_", "out", "inbox_prefix", "evt_sandbox", "audit",
+    "SandboxReport", "SecretBinding", "SecretSet", "SecretRemove", "SecretInfo", "SecretReply",
+    "req", "get", "put", "exec_", "out", "inbox_prefix", "evt_sandbox", "audit",
 )  # fmt: skip
 
 HEADER = '''"""Wire types, constants and subjects of dsec.

@@ -16,6 +16,7 @@ from libdsec.cli import (
     jobs,
     ports,
     sandboxes,
+    secrets,
     snapshots,
     trajectory,
 )
@@ -54,4 +55,5 @@ app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")
 app.add_typer(admin.grants, name="grant", help="What principals may do.")
 app.add_typer(admin.quotas, name="quota", help="Limits of projects.")
 app.add_typer(admin.nodes, name="node", help="The fleet.")
+app.add_typer(secrets.app, name="secret", help="Values that no sandbox sees.")
 app.add_typer(audit.app, name="audit", help="The record, violations and findings.")

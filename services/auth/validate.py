@@ -14,6 +14,7 @@ import msgspec
 
 from schemas.base import BadMessage, WireError, decode
 from schemas.sandbox import SandboxSpec
+from services.auth import bindings
 from shared import policies
 from shared.errors import DsecError, InvalidRequest, Unsupported
 from shared.wire import bad_message, to_wire
@@ -67,6 +68,7 @@ def check(spec: SandboxSpec, raw: bytes) -> None:
     _limits(spec)
     _sizes(spec)
     _features(spec)
+    bindings.check_spec(spec)
 
 
 def _branch(spec: SandboxSpec, *, fork: bool) -> None:

@@ -80,7 +80,7 @@ async def field(tmp_path_factory: object) -> AsyncIterator[Field]:
     (tree / "opt/answers/answer.txt").write_text("42\n")
     (tree / "opt/grader").write_text("#!/bin/sh\necho graded\n")
     (tree / "opt/grader").chmod(0o755)
-    async with made_world() as world:
+    async with made_world(folder) as world:
         options = {
             "uplink": str(world.uplink), "resolvers": f"{world.resolver}@53", "services": SERVICES,
         }  # fmt: skip
