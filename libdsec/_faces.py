@@ -20,6 +20,7 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Grants": (managers.Grants, ()),
     "Quotas": (managers.Quotas, ()),
     "Nodes": (managers.Nodes, ()),
+    "Policies": (managers.Policies, ()),
     "Secrets": (secrets.Secrets, ()),
     "Audit": (audit.Audit, ()),
     "Jobs": (jobs.Jobs, ()),
@@ -41,6 +42,7 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
         DSecClient,
         (
             "images", "projects", "keys", "grants", "quotas", "nodes", "audit", "jobs", "secrets",
+            "policies",
         ),
     ),
 }

@@ -158,8 +158,9 @@ class SandboxSpec(Message, frozen=True):
     ``routes``: at which port of its loopback interface it reaches an address that the
     node's operator gave this name, for each a grant ``route.<name>``. ``secrets``: what the
     way out puts into its requests, by name, with the grant ``secret.use``.
-    Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
-    that is: the scheduler fills it in."""
+    ``policy_name``: a named policy of the project or one above it, instead of ``policy``, which
+    auth fills in. Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and
+    ``node``, where that is: the scheduler fills it in."""
 
     backend: Backend = "container"
     container_image: ImageName | None = None
@@ -178,6 +179,7 @@ class SandboxSpec(Message, frozen=True):
     on_timeout: Literal["stop", "pause"] = "stop"
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] = {}
     policy: dict[str, Any] | None = None
+    policy_name: PolicyReference | None = None
     require: list[str] = []
     qos: Literal["best_effort", "latency_sensitive"] = "best_effort"
     labels: Labels = {}
@@ -580,6 +582,16 @@ Grant = Annotated[
 
 Name = Annotated[str, Meta(min_length=1, max_length=63)]
 
+PolicyName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$(?!\n)")]
+
+PolicyReference = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,62}(:[1-9][0-9]{0,8})?$(?!\n)",
+        description="A policy's name, with a version where it is not the newest",
+    ),
+]
+
 class Limits(Message, frozen=True):
     """A quota; ``None`` is no limit of its own (ancestors still bound it)."""
 
@@ -680,11 +692,38 @@ class QuotaInfo(Message, frozen=True):
     limit: Limits
     used: Amounts
 
+class PolicyCreate(Versioned, frozen=True):
+    """``req policy.create``: a policy of the project under a name, as its next version.
+    ``document`` as in a create's ``policy``; the same document again is no new version."""
+
+    request_id: str
+    name: PolicyName
+    document: dict[str, Any]
+
+class PolicyDelete(Versioned, frozen=True):
+    """``req policy.delete``: one version of it, or all."""
+
+    request_id: str
+    name: PolicyName
+    version: Annotated[int, Meta(ge=1)] | None = None
+
+class PolicyInfo(Message, frozen=True):
+    """A named policy. ``document`` is empty in lists."""
+
+    name: str
+    version: int
+    project: Token
+    created_at: UnixTime
+    created_by: str
+    document: dict[str, Any] = {}
+
 class IamQuery(Versioned, frozen=True):
-    """``get project.list|key.list|quota.get|grant.list|whoami.get``."""
+    """``get project.list|key.list|quota.get|grant.list|whoami.get|policy.get|policy.list``.
+    ``policy``: ``name[:version]``."""
 
     project: Token | None = None
     principal: str | None = None
+    policy: PolicyReference | None = None
 
 class IamReply(Versioned, frozen=True):
     """The answer to every iam request: the fields that apply are set."""
@@ -697,6 +736,8 @@ class IamReply(Versioned, frozen=True):
     quota: QuotaInfo | None = None
     grants: list[str] | None = None
     principal: str | None = None
+    policy: PolicyInfo | None = None
+    policies: list[PolicyInfo] | None = None
 
 Pool = Literal["onprem", "cloud"]
 

@@ -150,6 +150,7 @@ class HasSnapshots(Held):
         if found is None or found.spec is None:
             raise NotFound(f"there is no sandbox {self.uid}")
         spec = msgspec.to_builtins(found.spec) | {"source": self.uid}
+        spec.pop("policy_name", None)  # it has the document
         kept = self.uid not in self._core.owned
         return await branches(
             self._core, spec, n, timeout=timeout, request_id=request_id, kept=kept, verb="fork",
@@ -208,6 +209,6 @@ def restored_spec(image: ImageInfo, *, job: str | None) -> dict[str, Any]:
     no job but ``job``. Raises ``NotFound`` for what was not packed from a sandbox."""
     spec = _provenance(image).spec or SandboxSpec()
     plain: dict[str, Any] = msgspec.to_builtins(spec)
-    for name in ("layers", "job", "source", "node"):
+    for name in ("layers", "job", "source", "node", "policy_name"):
         plain.pop(name, None)
     return plain | {"container_image": image.name} | ({"job": job} if job else {})

@@ -18,6 +18,7 @@ from libdsec._wire import ImageInfo
 from libdsec._wire import JobInfo
 from libdsec._wire import KeyInfo
 from libdsec._wire import NodeInfo
+from libdsec._wire import PolicyInfo
 from libdsec._wire import ProjectInfo
 from libdsec._wire import QuotaInfo
 from libdsec._wire import RuleInfo
@@ -180,6 +181,19 @@ class Nodes:
         ...
 
     def drain(self, id: str) -> None:
+        ...
+class Policies:
+
+    def create(self, name: str, document: Mapping[str, Any], *, project: str | None=None) -> PolicyInfo:
+        ...
+
+    def get(self, name: str, *, project: str | None=None) -> PolicyInfo:
+        ...
+
+    def list(self, *, project: str | None=None) -> Sequence[PolicyInfo]:
+        ...
+
+    def delete(self, name: str, *, version: int | None=None, project: str | None=None) -> None:
         ...
 class Secrets:
 
@@ -535,7 +549,7 @@ class Sandbox:
     def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
         ...
 
-    def set_policy(self, policy: Mapping[str, Any]) -> Mapping[str, str]:
+    def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
         ...
 
     def set_stage(self, name: str) -> Mapping[str, str]:
@@ -637,7 +651,7 @@ class FastForward:
     def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
         ...
 
-    def set_policy(self, policy: Mapping[str, Any]) -> Mapping[str, str]:
+    def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
         ...
 
     def set_stage(self, name: str) -> Mapping[str, str]:
@@ -692,6 +706,7 @@ class DSecClient:
     audit: Audit
     jobs: Jobs
     secrets: Secrets
+    policies: Policies
 
     def __init__(self, url: str | None=None, api_key: str | None=None, project: str | None=None, *, open_timeout: Seconds=OPEN_S, keep: bool=False) -> None:
         ...

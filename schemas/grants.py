@@ -29,6 +29,7 @@ REQ_GRANTS: frozenset[str] = frozenset(
         "sandbox.report", "job.open", "job.renew",
         "project.create", "project.delete", "key.create", "key.delete",
         "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
+        "policy.create", "policy.delete",
         "image.tag", "node.cordon", "node.uncordon", "node.drain",
     }
 )  # fmt: skip
@@ -37,7 +38,7 @@ GET_GRANTS: frozenset[str] = frozenset(
         "sandbox.get", "sandbox.list", "sandbox.trajectory", "job.list", "project.list",
         "key.list", "grant.list", "quota.get",
         "image.get", "image.list", "image.export", "image.hot_set", "node.list", "audit.read",
-        "secret.list",
+        "secret.list", "policy.get", "policy.list",
     }
 )  # fmt: skip
 PUT_GRANTS: frozenset[str] = frozenset({"secret.set", "secret.remove"})

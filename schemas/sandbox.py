@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from schemas.base import Message, Seconds, Token, Uid, UnixTime, Versioned, WireError
+from schemas.iam import PolicyReference
 from schemas.secret import SecretBinding, SecretName
 
 Backend = Literal["container", "microvm", "vm", "fncall", "fake"]
@@ -38,8 +39,9 @@ class SandboxSpec(Message, frozen=True):
     ``routes``: at which port of its loopback interface it reaches an address that the
     node's operator gave this name, for each a grant ``route.<name>``. ``secrets``: what the
     way out puts into its requests, by name, with the grant ``secret.use``.
-    Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
-    that is: the scheduler fills it in."""
+    ``policy_name``: a named policy of the project or one above it, instead of ``policy``, which
+    auth fills in. Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and
+    ``node``, where that is: the scheduler fills it in."""
 
     backend: Backend = "container"
     container_image: ImageName | None = None
@@ -58,6 +60,7 @@ class SandboxSpec(Message, frozen=True):
     on_timeout: Literal["stop", "pause"] = "stop"
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] = {}
     policy: dict[str, Any] | None = None
+    policy_name: PolicyReference | None = None
     require: list[str] = []
     qos: Literal["best_effort", "latency_sensitive"] = "best_effort"
     labels: Labels = {}

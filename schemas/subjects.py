@@ -206,8 +206,7 @@ DURABLES: tuple[Durable, ...] = (
         "imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.create.>",), owner="imagesvc", batch=1
     ),
     Durable(
-        "imagesvc_snapshots", "DSEC_CMD", ("dsec.cmd.v1.image.snapshot.>",), owner="imagesvc",
-        batch=1,
+        "imagesvc_snapshots", "DSEC_CMD", ("dsec.cmd.v1.image.snapshot.>",), "imagesvc", batch=1
     ),
     Durable(
         "imagesvc_accesses", "DSEC_EVT", ("dsec.evt.v1.edge.access_profile.*",), owner="imagesvc",
@@ -277,6 +276,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "take grants back"),
     Subject("dsec.req.v1.*.quota.create", "jetstream", "client", ("auth",), "QuotaCreate",
             "set limits"),
+    Subject("dsec.req.v1.*.policy.create", "jetstream", "client", ("auth",), "PolicyCreate", "add"),
+    Subject("dsec.req.v1.*.policy.delete", "jetstream", "client", ("auth",), "PolicyDelete", "cut"),
     Subject("dsec.req.v1.*.image.create", "jetstream", "client", ("auth",), "ImageCreate",
             "register an image"),
     Subject("dsec.req.v1.*.image.delete", "jetstream", "client", ("auth",), "ImageDelete",

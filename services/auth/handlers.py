@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from schemas.base import ErrorReply, encode
 from schemas.image import SnapshotCreate
 from schemas.subjects import parse_client
-from services.auth import access, bindings, iam_store, rules, secret_store, store
+from services.auth import access, bindings, iam_store, named, rules, secret_store, store
 from services.auth.admission import Account, admit, cost_of, give_back
 from services.auth.asks import Ask, own_inbox
 from services.auth.creates import Create, Refusal
@@ -39,7 +39,7 @@ from shared.wire import to_wire
 log = logging.getLogger(__name__)
 
 USE_SECRETS = "secret.use"
-IAM_ENTITIES = frozenset({"project", "key", "grant", "quota"})
+IAM_ENTITIES = frozenset({"project", "key", "grant", "quota", "policy"})
 
 
 class Requests:
@@ -110,6 +110,7 @@ class Requests:
                 _repeat(entry, known.get(key))
         await self._judge_routes(connection, live, paths)
         await self._judge_secrets(connection, live, paths)
+        await self._name_policies(connection, live, paths)
         fresh = [(e, e.create) for k, e in firsts.items() if k in new and e.create is not None]
         if fresh:
             await self._charge(connection, fresh, paths)
@@ -154,6 +155,24 @@ class Requests:
                 try:
                     rules.may(held, USE_SECRETS, project=create.project)
                     bindings.judge(spec, known)
+                except DsecError as exc:
+                    create.deny(index, to_wire(exc))
+
+    async def _name_policies(
+        self, connection: AsyncConnection, live: Sequence[Entry],
+        paths: dict[str, tuple[str, ...]],
+    ) -> None:  # fmt: skip
+        """Works named policies into specs, and refuses those whose name means nothing."""
+        for entry in live:
+            create = entry.create
+            if create is None or entry.error is not None:
+                continue
+            for index, spec in enumerate(create.specs):
+                if spec.policy_name is None:
+                    continue
+                try:
+                    found = await named.find(connection, paths[entry.ask.project], spec.policy_name)
+                    create.replace(index, named.applied(spec, found))
                 except DsecError as exc:
                     create.deny(index, to_wire(exc))
 

@@ -29,7 +29,7 @@ from schemas.job import JobQuery
 from schemas.sandbox import SandboxQuery
 from schemas.subjects import ANONYMOUS, parse_client, rpc
 from schemas.trajectory import TrajectoryQuery
-from services.auth import admission, iam_store, store
+from services.auth import admission, iam_store, named, store
 from services.auth.access import AccessBuffer, targets
 from services.auth.asks import Ask, own_inbox, request_id
 from services.auth.secrets import Secrets, unvalued
@@ -242,6 +242,12 @@ class Reads:
         if ask.grant == "key.list":
             keys = await iam_store.keys_below(connection, target, query.principal)
             return IamReply(keys=keys)
+        if ask.grant == "policy.list":
+            return IamReply(policies=await named.listed(connection, path))
+        if ask.grant == "policy.get":
+            if query.policy is None:
+                raise InvalidRequest("which policy?", field="policy")
+            return IamReply(policy=await named.find(connection, path, query.policy))
         if ask.grant == "grant.list":
             return await _grants(connection, ask, query, path)
         if ask.grant == "quota.get":

@@ -125,6 +125,8 @@ def _sizes(spec: SandboxSpec) -> None:
 
 
 def _features(spec: SandboxSpec) -> None:
+    if spec.policy is not None and spec.policy_name is not None:
+        raise InvalidRequest("give policy or policy_name, not both", field="policy_name")
     strange = [
         name for name in spec.require
         if name not in REQUIRABLE and not policies.is_policy_part(name)
