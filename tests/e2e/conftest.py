@@ -14,6 +14,7 @@ import pytest_asyncio
 from devstack.process import free_port
 from libdsec import DSecClient
 from services.local import LocalOptions, LocalSystem
+from tests.security.redteam.world import World, made_world
 
 SETTLE_S = 60.0
 """What follows from what was answered may take so long on a busy machine."""
@@ -68,20 +69,29 @@ async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def outside(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    """What containers may reach, with name servers and hosts of its own."""
+    async with made_world(tmp_path_factory.mktemp("world")) as world:
+        yield world
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def container_system(
-    tmp_path_factory: pytest.TempPathFactory, base_image: Any
+    tmp_path_factory: pytest.TempPathFactory, base_image: Any, outside: World
 ) -> AsyncIterator[LocalSystem]:
     """One node with real containers and an image ``py:3.11`` registered; sandboxes may be
-    given a route ``model``."""
+    given a route ``model``, and reach out into ``outside``."""
     options = LocalOptions(
         driver="container",
         state_dir=tmp_path_factory.mktemp("containers"),
         image_roots=[base_image, tmp_path_factory.mktemp("images")],
         env={
-            **UNMOVED, **_strict(tmp_path_factory),
-            "DSEC_ROUTES": f"model=127.0.0.1:{free_port()}",
+            **UNMOVED, **_strict(tmp_path_factory), "DSEC_ROUTES": f"model=127.0.0.1:{free_port()}",
+            "DSEC_CONTAINER_UPLINK": str(outside.uplink),
+            "DSEC_CONTAINER_RESOLVERS": f"{outside.resolver}@53",
+            "DSEC_CONTAINER_ROOTS": str(outside.roots),
         },
-    )
+    )  # fmt: skip
     async with LocalSystem(options) as system:
         async with open_client(system) as client:
             await client.images.create("py:3.11", path=str(base_image))

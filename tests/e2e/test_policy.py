@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from libdsec import DSecClient, DSecContainerRunArgs
-from libdsec.errors import DSecError, InvalidRequest, PolicyDenied, Unsupported
+from libdsec.errors import DSecError, InvalidRequest, NotFound, PolicyDenied, Unsupported
 from tests.e2e.conftest import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -51,6 +51,25 @@ async def test_a_policy_is_enforced_changed_and_shown(containers: DSecClient) ->
         assert (await sandbox.exec(CONNECT)).text == "ENETUNREACH\n"
     finally:
         await sandbox.stop()
+
+
+async def test_a_named_policy_is_enforced_and_changed_by_name(containers: DSecClient) -> None:
+    shut = await containers.policies.create("shut", {"files": {"hidden": ["/etc/passwd"]}})
+    opens = {**shut.document, "network": {"203.0.113.1:81": False, "203.0.113.0/24": True}}
+    made = await containers.policies.create("shut", opens)
+    assert (made.version, (await containers.policies.get("shut:1")).document) == (2, shut.document)
+    sandbox = await containers.run_container(args(policy="shut:1"))
+    try:
+        assert (await sandbox.exec("cat", "/etc/passwd")).text == ""
+        assert (await sandbox.exec(CONNECT)).text == "ENETUNREACH\n"
+        await sandbox.set_policy("shut")
+        assert (await sandbox.exec(CONNECT)).text == "EPERM\n"
+        with pytest.raises(NotFound):
+            await sandbox.set_policy("none")
+    finally:
+        await sandbox.stop()
+    assert [p.name for p in await containers.policies.list()] == ["shut"]
+    await containers.policies.delete("shut")
 
 
 async def test_what_cannot_be_is_refused_by_name(containers: DSecClient) -> None:

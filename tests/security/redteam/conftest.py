@@ -82,7 +82,7 @@ async def field(tmp_path_factory: object) -> AsyncIterator[Field]:
     (tree / "usr/local/bin/pytest").write_text("#!/bin/sh\necho tested\n")
     for program in ("opt/grader", "usr/local/bin/pytest"):
         (tree / program).chmod(0o755)
-    async with made_world() as world:
+    async with made_world(folder) as world:
         options = {
             "uplink": str(world.uplink), "resolvers": f"{world.resolver}@53", "services": SERVICES,
         }  # fmt: skip

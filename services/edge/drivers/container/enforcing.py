@@ -12,19 +12,21 @@ import asyncio
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from schemas.audit import Violation
-from services.edge.agent import wire
+from schemas.secret import GivenSecret
+from services.edge.agent import files, wire
 from services.edge.agent.asking import Asking, Denied, Room
 from services.edge.agent.client import AgentClient
 from services.edge.agent.wire import Tag
 from services.edge.cgroups import Groups
-from services.edge.drivers.base import Feature, StartSpec
+from services.edge.drivers.base import TRUST_PATH, Feature, Secret, StartSpec
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
 from services.edge.egress.resolver import servers_of
 from services.edge.policy import seccomp
@@ -35,7 +37,7 @@ from services.edge.policy.watched import watched
 from services.edge.sensors import decoys
 from services.edge.sensors.watching import Sensors
 from services.edge.violations import TURN_S, Repeats
-from shared.errors import Conflict, DsecError, SandboxDied, Unsupported
+from shared.errors import Conflict, DsecError, SandboxDied, Unavailable, Unsupported
 from shared.policies import Policy
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class Target:
     container: str
     pid: int
     groups: Groups
+    secrets: Sequence[Secret] = ()
 
 
 def target_of(
@@ -77,7 +80,8 @@ def target_of(
 ) -> Target:
     """``data`` is what its handle keeps."""
     return Target(
-        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups
+        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups,
+        spec.secrets,
     )  # fmt: skip
 
 
@@ -94,10 +98,12 @@ class Enforcing:
             program=settings.egress, uplink=Path(settings.uplink) if settings.uplink else None,
             servers=servers_of(settings.resolvers),
             services={**PUBLIC, **parse_services(settings.services)},
-            tell=self._tell,
+            tell=self._tell, authority=settings.authority,
+            roots=Path(settings.roots) if settings.roots else None,
         )  # fmt: skip
         self._folders = settings.sandboxes_dir
         self._sensors = Sensors(self._tell)
+        self.vault: Vault = _no_vault
 
     def _tell(self, found: Violation) -> None:
         now = self._repeats.add(found)
@@ -113,8 +119,10 @@ class Enforcing:
 
     def features(self) -> dict[str, Feature]:
         """What the probe found. Blocking."""
+        network = self._network()
         return {
-            "network_allow": self._network(),
+            "network_allow": network,
+            "secrets": Feature(network.supported, network.reason),
             "policy_files": Feature(True, "mounts"),
             "policy_calls": self._calls(),
             "policy_limits": Feature(True, "rlimit"),
@@ -166,6 +174,8 @@ class Enforcing:
         try:
             await self._process(target, held)
             await self._watch(target, plan)
+            if target.secrets and not recovers:
+                await self._trust(target.agent)
             if plan.opens:
                 if recovers:
                     await self._open_again(target, held)
@@ -174,6 +184,14 @@ class Enforcing:
         except BaseException:
             self.end(target.uid)
             raise
+
+    async def _trust(self, agent: AgentClient) -> None:
+        bundle = await asyncio.to_thread(self._egress.trust)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield bundle
+
+        await files.write(agent, TRUST_PATH, chunks(), user="root", mode=0o444)
 
     async def change(self, target: Target, plan: Plan) -> None:
         """Puts another plan into force. Raises ``Unsupported`` for what a running sandbox
@@ -224,7 +242,8 @@ class Enforcing:
         group = Path(target.groups.v2 or "").parent
         await self._egress.open(
             target.uid, target.project, pid=target.pid, container=target.container,
-            group=group, policy=policy,
+            group=group, policy=policy, secrets=target.secrets,
+            values=lambda: self.vault(target.project, target.uid),
         )  # fmt: skip
 
     async def _open_again(self, target: Target, held: _Held) -> None:
@@ -312,6 +331,10 @@ class Enforcing:
         if self._turn is not None:
             self._turn.cancel()
             self._end_turn()
+
+
+async def _no_vault(_project: str, _uid: str) -> Mapping[str, GivenSecret]:
+    raise Unavailable("this edge has no secrets")
 
 
 def _check_change(old: Plan, new: Plan) -> None:
