@@ -20,6 +20,7 @@ from services.imagesvc.meter import Cancelled, ImportProgress, Meter
 from services.imagesvc.reading import ImageEngine, ImageRegistries, ImportLimits, Reading
 from services.imagesvc.sources import ImportRequest, is_small
 from services.imagesvc.spool import Spool
+from services.imagesvc.startup import read_first
 from shared.blobs.base import BlobStore
 from shared.blobs.layout import LayerFiles, LayerManifest
 from shared.erofs.layertree import stored_bytes
@@ -136,11 +137,16 @@ class Importer:
                     f"{meter.total_bytes} bytes; the limit is {self._limits.unpacked_bytes_max}",
                     field="path",
                 )
+            first = read_first(roots, command=[*config.entrypoint, *config.cmd])
             built = []
             for number, root in enumerate(roots):
                 folder = work / f"layer{number}"
                 folder.mkdir()
-                built.append(build_layer(root, folder, verify=self._verify, progress=meter.advance))
+                built.append(
+                    build_layer(
+                        root, folder, verify=self._verify, progress=meter.advance, first=first
+                    )
+                )
             reading.confirm()
             meter.start("storing", meter.total_bytes)
             keep(built)

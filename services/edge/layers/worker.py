@@ -14,7 +14,7 @@ import sys
 
 from services.edge.layers import control
 from services.edge.layers.cache import LayerCache
-from services.edge.layers.catalog import Catalog
+from services.edge.layers.catalog import Catalog, Known
 from services.edge.layers.chunks import Chunks
 from services.edge.layers.control import Answer, Control, Place, Question
 from services.edge.layers.faults import Faults
@@ -127,12 +127,20 @@ class Worker:
 
     def _prefetch(self, digest: str) -> None:
         known = self.catalog.by_name(digest)
-        units = self.profiles.of(known.folder) if known else []
-        if known is None or not units or digest in self._prefetching:
+        if known is None or digest in self._prefetching:
+            return
+        units = self.profiles.of(known.folder) or self._hinted(known)
+        if not units:
             return
         task = asyncio.create_task(self.chunks.prefetch(known, units))
         self._prefetching[digest] = task
         task.add_done_callback(lambda _: self._prefetching.pop(digest, None))
+
+    def _hinted(self, known: Known) -> list[int]:
+        """What the store says is wanted first, where nothing was read here before."""
+        per = self._settings.chunks_per_unit
+        units = list(dict.fromkeys(chunk // per for chunk in known.first))
+        return units[: self._settings.layers_profile_units_max]
 
     def _stats(self) -> dict[str, int]:
         return {
