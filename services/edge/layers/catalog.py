@@ -12,8 +12,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from shared.blobs.layout import (
     CHUNK_DIGEST_BYTES,
     CHUNKS_NAME,
     DATA_CHUNK_BYTES,
+    FIRST_MAX,
     MANIFEST_NAME,
     MANIFEST_VERSION,
     META_NAME,
@@ -80,13 +81,21 @@ class Known:
             return os.pread(file.fileno(), CHUNK_DIGEST_BYTES, index * CHUNK_DIGEST_BYTES)
 
 
+Here = asyncio.Future[None]
+Coming = Callable[[Known, Here], None]
+"""Told of a layer whose metadata is being fetched; the future is done when that is here, and
+verified."""
+
+
 class Catalog:
     """The layers of this node."""
 
     def __init__(
-        self, reader: LayerReader, cache: LayerCache, *, settings: Settings, faults: Faults
-    ) -> None:
+        self, reader: LayerReader, cache: LayerCache, *, settings: Settings, faults: Faults,
+        coming: Coming = lambda known, here: None,
+    ) -> None:  # fmt: skip
         self._reader, self._cache, self._settings, self._faults = reader, cache, settings, faults
+        self._told_coming = coming
         self._by_node: dict[int, Known] = {}
         self._coming: dict[str, asyncio.Task[Known]] = {}
         for digest in cache.layers():
@@ -135,6 +144,19 @@ class Catalog:
     async def _fetch(self, digest: str) -> Known:
         manifest = await self._reader.fetch_manifest(digest)
         _check(manifest, digest, self._settings.layers_meta_bytes_max)
+        here: Here = asyncio.get_running_loop().create_future()
+        here.add_done_callback(asyncio.Future.exception)
+        self._told_coming(self._described(manifest), here)
+        try:
+            known = await self._whole(manifest)
+            here.set_result(None)
+            return known
+        finally:
+            if not here.done():
+                here.set_exception(Unavailable(f"no metadata of layer {digest}", cause="image"))
+
+    async def _whole(self, manifest: LayerManifest) -> Known:
+        digest = manifest.digest
         work = Path(tempfile.mkdtemp(dir=self._cache.root))
         try:
             tag, listed = await _together(
@@ -221,10 +243,16 @@ class Catalog:
             manifest = read_manifest((folder / MANIFEST_NAME).read_bytes(), digest)
         except OSError as error:
             raise Unavailable(f"layer {digest} is damaged on this node", cause="image") from error
-        known = Known(digest, _node(digest), manifest.data_bytes, folder)
-        known = replace(known, first=[one for one in manifest.first if 0 <= one < known.chunks])
+        known = self._described(manifest)
         self._by_node[known.node] = known
         return known
+
+    def _described(self, manifest: LayerManifest) -> Known:
+        digest = manifest.digest
+        return Known(
+            digest, _node(digest), manifest.data_bytes, self._cache.folder(digest),
+            manifest.first[:FIRST_MAX],
+        )  # fmt: skip
 
 
 async def _together(*fetches: Coroutine[Any, Any, bytes]) -> list[bytes]:
