@@ -3,7 +3,7 @@
 Owns: the programs that sandboxes begin with, the libraries they are linked to, what an
 interpreter reads before its script. Does not own: where in a layer files lie
 (:mod:`shared.erofs.writer`), fetching. Pure but for reading heads of files. It is a guess: a
-wrong one costs bytes, a missing one time; what a first reader really read replaces it
+wrong one costs bytes, a missing one time; what a first reader really read is added to it
 (:mod:`services.imagesvc.accesses`).
 """
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.errors import Internal, InvalidRequest
 
@@ -31,6 +33,8 @@ CHUNK_DIGEST_BYTES = 32
 MANIFEST_BYTES_MAX = 64 * 1024
 FIRST_MAX = 1024
 """Chunks that a manifest names as wanted first."""
+FIRST_SHARE, FIRST_MIN = 0.1, 16
+"""Of a layer's chunks, those that what was read may add to."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -88,6 +92,14 @@ class LayerFiles:
             entries=self.entries,
             first=self.first,
         )
+
+
+def hinted(manifest: LayerManifest, first: Iterable[int]) -> LayerManifest:
+    """``manifest`` with chunks that turned out to be read first, as far as there is room."""
+    chunks = -(-manifest.data_bytes // manifest.data_chunk_bytes)
+    most = min(FIRST_MAX, max(FIRST_MIN, int(FIRST_SHARE * chunks)))
+    known = dict.fromkeys((*manifest.first, *(one for one in first if 0 <= one < chunks)))
+    return replace(manifest, first=tuple(known)[: max(most, len(manifest.first))])
 
 
 def files_in(folder: Path, manifest: LayerManifest) -> LayerFiles:
