@@ -30,7 +30,7 @@ from services.edge.journal import Journal
 from services.edge.layers.locate import Locator
 from services.edge.logged import Numbers
 from services.edge.observer import Observer
-from services.edge.pauses import PAUSE_S, Pauses, Waking
+from services.edge.pauses import PAUSE_S, Asks, Pauses
 from services.edge.records import Change, SandboxRow
 from services.edge.runclock import RunClock
 from services.edge.timekeeping import Timekeeper
@@ -93,7 +93,7 @@ class Sandbox:
             running=lambda: self.pauses.standing == "running", idle=self._seems_idle,
             deadline=lambda: self.end(Ending("stopped", "deadline")),
         )  # fmt: skip
-        self._waking = Waking(lambda: self.operate("wake", None))
+        self.asks = Asks(lambda order: self.operate(order, None))
         self._context = context
         self.repolicing = asyncio.Lock()
         self._queue: asyncio.Queue[tuple[str, EdgeOpItem | None]] = asyncio.Queue(MAX_QUEUED)
@@ -163,7 +163,7 @@ class Sandbox:
         try:
             async with asyncio.timeout(READY_S):
                 while self.state != "running" and self.ending is None:
-                    await self.fate.outlast(asyncio.shield(self._waking.ask()), READY_S)
+                    await self.fate.outlast(asyncio.shield(self.asks.ask("wake")), READY_S)
         except TimeoutError:
             raise Unavailable(f"the sandbox is {self.state}", retry_after_s=0.5) from None
         return self.present()
@@ -172,7 +172,7 @@ class Sandbox:
         """Somebody uses what runs in it: a paused sandbox goes on."""
         if self.state in ("pausing", "paused") and self.ending is None:
             with contextlib.suppress(Unavailable):
-                self._waking.ask()
+                self.asks.ask("wake")
 
     def present(self) -> Handle:
         """The handle, right after :meth:`ready`. Raises as it does."""
@@ -334,21 +334,21 @@ class Sandbox:
             error = Unavailable(f"{verb}: no answer in {PAUSE_S:g} s")
         except DsecError as exc:
             error = exc
-        finally:
-            if verb == "wake":
-                self._waking.done(error)
+        if verb == "wake":
+            self.asks.done(verb, error)
         if item is not None or error or before != self.pauses.standing:
             if verb == "wake" and error is None:
                 error, self._failure = self._failure, None
             await self._tell(verb, error)
+        self.asks.done(verb, error)
         if self.ending is None:
             self.time.look()
 
     async def _do(self, verb: str) -> None:
         assert self.handle is not None
-        if verb == "pause":
+        if verb in ("pause", "halt"):
             await self.pauses.pause(self.handle)
-        elif verb in ("resume", "wake"):
+        elif verb in ("resume", "wake", "go"):
             await self.pauses.resume(self.handle)
             self.activity.touch()
         elif verb == "idle":
