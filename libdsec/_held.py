@@ -47,10 +47,13 @@ class Held:
         node: str | None = None,
         job: str | None = None,
         labels: Mapping[str, str] | None = None,
+        spec: Mapping[str, Any] | None = None,
     ) -> None:
         self._core = core
         self._node = node
         self._id = id
+        self._spec = spec
+        """What it was made of, where that is known: it stays what it was."""
         self._turns: dict[str, list[Operation[ExecReply]]] = {}  # by session, in order
         self.uid = uid
         self.project = project

@@ -23,7 +23,7 @@ from schemas.sandbox import EdgeOpItem, Observation, Observed
 from services.edge import records, repolicing, rules
 from services.edge.activity import Activity
 from services.edge.admission import Amount
-from services.edge.branches import captures
+from services.edge.branches import Captures
 from services.edge.drivers.base import BackendReport, Driver, Exited, Handle, Resumable
 from services.edge.ending import CANCEL_S, Ending, Fate, Interrupted
 from services.edge.journal import Journal
@@ -66,7 +66,7 @@ class Context:
     recover_timeout_s: float
     report: Callable[[str], BackendReport]
     gone: Callable[[Sandbox], None]
-    find: Callable[[str, str], Sandbox | None]
+    captures: Captures
 
 
 class Sandbox:
@@ -208,7 +208,8 @@ class Sandbox:
 
     async def _run(self) -> None:
         try:
-            await (self._start() if self.handle is None else self._recover())
+            with self._context.observer.expected():
+                await (self._start() if self.handle is None else self._recover())
             self.time.look()
             while True:
                 verb, item = await self.fate.race(self._queue.get())
@@ -237,8 +238,7 @@ class Sandbox:
         finally:
             tell.cancel()
         self.time.started(self._context.clock.now())
-        started = records.started(self.uid, self.handle, self.time.started_at)
-        await self._now_live("running", started)
+        await self._now_live(records.started(self.uid, self.handle, self.time.started_at))
 
     async def _start_driver(self) -> Handle:
         item, resolved = self.accepted.item, self.accepted.resolved
@@ -249,7 +249,7 @@ class Sandbox:
             # a store that is slow for some must not keep the places of others
             layers = await self._context.locator.find([one.digest for one in resolved.layers])
             spec = rules.start_spec(item, resolved, layers)
-            async with captures(self.accepted, self._context.find) as below, self._context.starts:
+            async with self._context.captures.below(self.accepted) as below, self._context.starts:
                 return await self.driver.start(replace(spec, captures=below))
 
     def _tell_starting(self) -> None:
@@ -279,11 +279,11 @@ class Sandbox:
             raise Interrupted
         self.handle = found
         self.epoch += 1
-        await self._now_live(None, records.recovered(self.uid, found, self.epoch))
+        await self._now_live(records.recovered(self.uid, found, self.epoch))
 
-    async def _now_live(self, observed: Observed | None, change: Change) -> None:
+    async def _now_live(self, change: Change) -> None:
         self.activity.touch()
-        now = observed or ("paused" if self.pauses.standing == "paused" else "running")
+        now: Observed = "paused" if self.pauses.standing == "paused" else "running"
         await self._context.observer.emit([self.observation(now)], change)
         if self.ending is None:
             self._phase = "live"
