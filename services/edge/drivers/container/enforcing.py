@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.audit import Violation
+from services.edge import lsm, profiles
 from services.edge.agent import wire
 from services.edge.agent.asking import Asking, Denied, Room
 from services.edge.agent.client import AgentClient
@@ -27,7 +28,7 @@ from services.edge.drivers.base import Feature, StartSpec
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.egress.manager import Egress
 from services.edge.egress.resolver import servers_of
-from services.edge.policy import seccomp
+from services.edge.policy import apparmor, seccomp
 from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
@@ -35,6 +36,7 @@ from services.edge.policy.watched import watched
 from services.edge.sensors import decoys
 from services.edge.sensors.watching import Sensors
 from services.edge.violations import TURN_S, Repeats
+from shared.apparmor import Record
 from shared.errors import Conflict, DsecError, SandboxDied, Unsupported
 from shared.policies import Policy
 
@@ -98,6 +100,8 @@ class Enforcing:
         )  # fmt: skip
         self._folders = settings.sandboxes_dir
         self._sensors = Sensors(self._tell)
+        self._paths = lsm.Paths(settings.files)
+        self._hearing: profiles.Hearing | None = None
 
     def _tell(self, found: Violation) -> None:
         now = self._repeats.add(found)
@@ -114,25 +118,14 @@ class Enforcing:
     def features(self) -> dict[str, Feature]:
         """What the probe found. Blocking."""
         return {
-            "network_allow": self._network(),
+            "network_allow": _probed(self._egress.probe),
             "policy_files": Feature(True, "mounts"),
             "policy_calls": self._calls(),
             "policy_limits": Feature(True, "rlimit"),
-            "sensors": self._watching(),
-            "policy_apparmor": Feature(False, _apparmor()),
+            "sensors": _probed(self._sensors.probe),
+            "policy_lsm": _probed(self._paths.probe),
+            "policy_apparmor": _probed(profiles.probe),
         }
-
-    def _network(self) -> Feature:
-        try:
-            return Feature(True, self._egress.probe())
-        except DsecError as err:
-            return Feature(False, err.message)
-
-    def _watching(self) -> Feature:
-        try:
-            return Feature(True, self._sensors.probe())
-        except DsecError as err:
-            return Feature(False, err.message)
 
     def _calls(self) -> Feature:
         if self._machine not in seccomp.NUMBERS:
@@ -166,6 +159,11 @@ class Enforcing:
         try:
             await self._process(target, held)
             await self._watch(target, plan)
+            if plan.hooks:
+                self._paths.begin(
+                    target.uid, Path(target.groups.v2 or ""), target.pid,
+                    lsm.protected(plan.policy), heard=lambda denial: self._hooked(held, denial),
+                )  # fmt: skip
             if plan.opens:
                 if recovers:
                     await self._open_again(target, held)
@@ -264,6 +262,9 @@ class Enforcing:
             payload += wire.field(Tag.OPEN_FILES, plan.limits.open_files)
         if plan.limits.file_mb is not None:
             payload += wire.field(Tag.FILE_SIZE, plan.limits.file_mb * MIB)
+        if plan.confines:
+            await self._confine(target, plan)
+            payload += wire.field(Tag.PROFILE, profiles.name_of(target.uid))
         if not payload and not held.sent:
             return
         held.sent = True
@@ -278,6 +279,37 @@ class Enforcing:
         if old is not None:
             old.retire()
         held.asking, held.sent = asking, bool(payload)
+
+    async def _confine(self, target: Target, plan: Plan) -> None:
+        if self._hearing is None:
+            self._hearing = profiles.Hearing(self._heard)
+        text = apparmor.profile(profiles.name_of(target.uid), plan.policy)
+        await asyncio.to_thread(profiles.load, text)
+
+    def _heard(self, uid: str, line: str, record: Record) -> None:
+        held = self._held.get(uid)
+        if held is None:
+            return
+        self._tell(
+            Violation(
+                id="", at=time.time(), node="", uid=uid, project=held.project,
+                source="apparmor", verdict="denied", mechanism="AppArmor", subject=line,
+                rule=apparmor.rule_of(held.plan.policy, record.operation, record.name),
+                path=record.name, actor={"pid": record.pid, "comm": record.comm},
+                stage=held.plan.policy.stage,
+            )
+        )  # fmt: skip
+
+    def _hooked(self, held: _Held, denial: lsm.Denial) -> None:
+        self._tell(
+            Violation(
+                id="", at=time.time(), node="", uid=held.uid, project=held.project,
+                source="bpf_lsm", verdict="denied", rule=denial.rule, mechanism="BPF LSM",
+                action=denial.action, path=denial.path, subject=denial.path,
+                actor={"pid": denial.pid, "uid": denial.uid, "comm": denial.comm},
+                stage=held.plan.policy.stage,
+            )
+        )  # fmt: skip
 
     def _denied(self, held: _Held, denied: Denied) -> None:
         call, rule = seccomp.describe(self._machine, denied.number, denied.args)
@@ -300,6 +332,9 @@ class Enforcing:
         held = self._held.pop(uid, None)
         self._egress.shut(uid)
         self._sensors.end(uid)
+        self._paths.end(uid)
+        if held is not None and held.plan.confines:
+            profiles.remove(profiles.name_of(uid))
         if held is not None and held.asking is not None:
             held.asking.close()
 
@@ -309,9 +344,19 @@ class Enforcing:
             self.end(uid)
         self._egress.close()
         self._sensors.close()
+        self._paths.close()
+        if self._hearing is not None:
+            self._hearing.close()
         if self._turn is not None:
             self._turn.cancel()
             self._end_turn()
+
+
+def _probed(probe: Callable[[], str]) -> Feature:
+    try:
+        return Feature(True, probe())
+    except DsecError as err:
+        return Feature(False, err.message)
 
 
 def _check_change(old: Plan, new: Plan) -> None:
@@ -320,14 +365,3 @@ def _check_change(old: Plan, new: Plan) -> None:
         raise Unsupported(text, field="policy.files")
     if old.limits != new.limits:
         raise Unsupported("limits of a running sandbox stay", field="policy.resources")
-
-
-def _apparmor() -> str:
-    """Why AppArmor enforces nothing here. An engine that is asked for a profile on such
-    a machine says yes and applies none: so the kernel is asked, not the engine."""
-    try:
-        if Path("/sys/module/apparmor/parameters/enabled").read_text().strip() != "Y":
-            return "the kernel has AppArmor switched off"
-    except OSError:
-        return "the kernel has no AppArmor"
-    return "profiles are compiled and checked, not applied to containers yet"

@@ -46,6 +46,7 @@ class ContainerSettings:
     resolvers: str = ""  # address[@port],…: name servers of the gate, empty: the node's
     services: str = ""  # pypi=host,*.host;npm=…: hosts of mirror services, instead of the public
     egress: Path = GUEST_BUILD / "bpf" / "egress.o"
+    files: Path = GUEST_BUILD / "bpf" / "files.o"
     aether: Path = GUEST_BUILD / "aether"
     attach: Path = GUEST_BUILD / "attach"
 
