@@ -82,9 +82,9 @@ def compile_policy(policy: Policy, features: Mapping[str, Feature]) -> Plan:
             why = found.reason if found else "the backend has no enforcer"
             raise PolicyDenied(f"{rule} can't be enforced on this node: {why}", field=field)
         also = [found.reason]
-        if _can(features, APPARMOR) and rule.startswith(PROFILED):
+        if _can(features, APPARMOR) and rule.startswith(PROFILED) and feature != SENSORS:
             also.append(features[APPARMOR].reason)
-        if _can(features, LSM) and rule.startswith("files."):
+        if _can(features, LSM) and rule.startswith("files.") and feature == MOUNTS:
             also.append(features[LSM].reason)
         enforcement[rule] = ", ".join(also)
     _check_required(policy, enforcement, features)
@@ -133,6 +133,8 @@ def _protections(policy: Policy) -> Iterator[tuple[str, str, str]]:
     for tree in TREES:
         if policy.files(tree):
             yield f"files.{tree}", MOUNTS, f"policy.files.{tree}"
+    if policy.watched:
+        yield "files.watched", SENSORS, "policy.files.watched"
     for name in policy.deny:
         yield f"processes.{name}", SECCOMP, "policy.processes.deny"
     if policy.ioctls:

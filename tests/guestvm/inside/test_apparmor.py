@@ -94,7 +94,7 @@ async def test_a_command_is_under_its_sandboxs_profile(
 ) -> None:
     said = await say(harness, sandbox, "cat /proc/self/attr/current")
     assert said == f"{profiles.name_of(sandbox.uid)} (enforce)"
-    assert sandbox.enforcement["files.read_only"] == "mounts, AppArmor"
+    assert sandbox.enforcement["files.read_only"] == "mounts, AppArmor, BPF LSM"
 
 
 async def test_what_a_profile_denies_fails_and_is_told_with_its_rule(

@@ -158,7 +158,7 @@ class Enforcing:
         held = self._held[target.uid] = _Held(target.uid, target.project, plan)
         try:
             await self._process(target, held)
-            await self._watch(target, plan)
+            await self._watch(target, plan, anew=recovers)
             if plan.hooks:
                 self._paths.begin(
                     target.uid, Path(target.groups.v2 or ""), target.pid,
@@ -191,7 +191,7 @@ class Enforcing:
     async def _replace(self, target: Target, held: _Held, plan: Plan) -> None:
         held.plan = plan
         await self._process(target, held)
-        await self._watch(target, plan)
+        await self._watch(target, plan, anew=True)
         if not plan.opens:
             self._egress.shut(target.uid)
         elif self._egress.has(target.uid):
@@ -209,13 +209,13 @@ class Enforcing:
             text = f"half a policy is in force, and the old one cannot be: {err}"
             raise SandboxDied(text, cause="internal") from err
 
-    async def _watch(self, target: Target, plan: Plan) -> None:
+    async def _watch(self, target: Target, plan: Plan, *, anew: bool) -> None:
         if not plan.watches:
             self._sensors.end(target.uid)
             return
         await self._sensors.begin(
             target.uid, target.project, pid=target.pid, folder=self._folders / target.uid,
-            what=watched(plan.policy), stage=plan.policy.stage,
+            what=watched(plan.policy), stage=plan.policy.stage, anew=anew,
         )  # fmt: skip
 
     async def _open(self, target: Target, policy: Policy) -> None:
