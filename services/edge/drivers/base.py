@@ -34,6 +34,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from shared.policies import Policy
 
+TRUST_PATH = "/dev/dsec-trust.pem"
+"""Where a sandbox with secrets finds the authorities it is to trust: in no layer, and in
+no snapshot."""
+
 Cause = str  # a cause of shared.lifecycle.CAUSES
 
 
@@ -68,9 +72,22 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Secret:
+    """A secret that requests to ``hosts`` (``host`` or ``host:port``) carry, without its
+    value: in ``header`` as ``format`` (``{}``), and instead of ``placeholder``."""
+
+    name: str
+    hosts: tuple[str, ...]
+    placeholder: str
+    header: str | None = None
+    format: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
 class StartSpec:
     """Everything a driver needs. ``layers`` go bottom to top. Sizes in MiB
-    (``*_mb``), CPU in cores, ``None`` = not limited. ``env``, ``workdir`` and
+    (``*_mb``), CPU in cores, ``None`` = not limited. ``secrets`` need the feature
+    ``secrets``. ``env``, ``workdir`` and
     ``user`` are the defaults of later execs. ``captures`` (ids of :meth:`Snapshotting.capture`,
     bottom to top) lie above the layers; they stay while a sandbox has them."""
 
@@ -89,6 +106,7 @@ class StartSpec:
     hostname: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     captures: Sequence[str] = ()
+    secrets: Sequence[Secret] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,23 +12,26 @@ import asyncio
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from schemas.audit import Violation
-from services.edge import lsm, profiles
-from services.edge.agent import wire
+from schemas.secret import GivenSecret
+from services.edge import profiles
+from services.edge.agent import files, wire
 from services.edge.agent.asking import Asking, Denied, Room
 from services.edge.agent.client import AgentClient
 from services.edge.agent.wire import Tag
 from services.edge.cgroups import Groups
-from services.edge.drivers.base import Feature, StartSpec
+from services.edge.drivers.base import TRUST_PATH, Feature, Secret, StartSpec
+from services.edge.drivers.container.confining import Confining, probed
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
 from services.edge.egress.resolver import servers_of
-from services.edge.policy import apparmor, seccomp
+from services.edge.policy import seccomp
 from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
@@ -36,8 +39,7 @@ from services.edge.policy.watched import watched
 from services.edge.sensors import decoys
 from services.edge.sensors.watching import Sensors
 from services.edge.violations import TURN_S, Repeats
-from shared.apparmor import Record
-from shared.errors import Conflict, DsecError, SandboxDied, Unsupported
+from shared.errors import Conflict, SandboxDied, Unavailable, Unsupported
 from shared.policies import Policy
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class Target:
     container: str
     pid: int
     groups: Groups
+    secrets: Sequence[Secret] = ()
 
 
 def target_of(
@@ -79,7 +82,8 @@ def target_of(
 ) -> Target:
     """``data`` is what its handle keeps."""
     return Target(
-        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups
+        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups,
+        spec.secrets,
     )  # fmt: skip
 
 
@@ -96,12 +100,13 @@ class Enforcing:
             program=settings.egress, uplink=Path(settings.uplink) if settings.uplink else None,
             servers=servers_of(settings.resolvers),
             services={**PUBLIC, **parse_services(settings.services)},
-            tell=self._tell,
+            tell=self._tell, authority=settings.authority,
+            roots=Path(settings.roots) if settings.roots else None,
         )  # fmt: skip
         self._folders = settings.sandboxes_dir
         self._sensors = Sensors(self._tell)
-        self._paths = lsm.Paths(settings.files)
-        self._hearing: profiles.Hearing | None = None
+        self._confining = Confining(settings.files, self._tell)
+        self.vault: Vault = _no_vault
 
     def _tell(self, found: Violation) -> None:
         now = self._repeats.add(found)
@@ -117,14 +122,15 @@ class Enforcing:
 
     def features(self) -> dict[str, Feature]:
         """What the probe found. Blocking."""
+        network = probed(self._egress.probe)
         return {
-            "network_allow": _probed(self._egress.probe),
+            "network_allow": network,
+            "secrets": Feature(network.supported, network.reason),
             "policy_files": Feature(True, "mounts"),
             "policy_calls": self._calls(),
             "policy_limits": Feature(True, "rlimit"),
-            "sensors": _probed(self._sensors.probe),
-            "policy_lsm": _probed(self._paths.probe),
-            "policy_apparmor": _probed(profiles.probe),
+            "sensors": probed(self._sensors.probe),
+            **self._confining.features(),
         }
 
     def _calls(self) -> Feature:
@@ -159,11 +165,8 @@ class Enforcing:
         try:
             await self._process(target, held)
             await self._watch(target, plan, anew=recovers)
-            if plan.hooks:
-                self._paths.begin(
-                    target.uid, Path(target.groups.v2 or ""), target.pid,
-                    lsm.protected(plan.policy), heard=lambda denial: self._hooked(held, denial),
-                )  # fmt: skip
+            if target.secrets and not recovers:
+                await self._trust(target.agent)
             if plan.opens:
                 if recovers:
                     await self._open_again(target, held)
@@ -172,6 +175,14 @@ class Enforcing:
         except BaseException:
             self.end(target.uid)
             raise
+
+    async def _trust(self, agent: AgentClient) -> None:
+        bundle = await asyncio.to_thread(self._egress.trust)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield bundle
+
+        await files.write(agent, TRUST_PATH, chunks(), user="root", mode=0o444)
 
     async def change(self, target: Target, plan: Plan) -> None:
         """Puts another plan into force. Raises ``Unsupported`` for what a running sandbox
@@ -222,7 +233,8 @@ class Enforcing:
         group = Path(target.groups.v2 or "").parent
         await self._egress.open(
             target.uid, target.project, pid=target.pid, container=target.container,
-            group=group, policy=policy,
+            group=group, policy=policy, secrets=target.secrets,
+            values=lambda: self.vault(target.project, target.uid),
         )  # fmt: skip
 
     async def _open_again(self, target: Target, held: _Held) -> None:
@@ -262,8 +274,10 @@ class Enforcing:
             payload += wire.field(Tag.OPEN_FILES, plan.limits.open_files)
         if plan.limits.file_mb is not None:
             payload += wire.field(Tag.FILE_SIZE, plan.limits.file_mb * MIB)
+        await self._confining.begin(
+            target.uid, target.project, plan, group=Path(target.groups.v2 or ""), pid=target.pid
+        )
         if plan.confines:
-            await self._confine(target, plan)
             payload += wire.field(Tag.PROFILE, profiles.name_of(target.uid))
         if not payload and not held.sent:
             return
@@ -279,37 +293,6 @@ class Enforcing:
         if old is not None:
             old.retire()
         held.asking, held.sent = asking, bool(payload)
-
-    async def _confine(self, target: Target, plan: Plan) -> None:
-        if self._hearing is None:
-            self._hearing = profiles.Hearing(self._heard)
-        text = apparmor.profile(profiles.name_of(target.uid), plan.policy)
-        await asyncio.to_thread(profiles.load, text)
-
-    def _heard(self, uid: str, line: str, record: Record) -> None:
-        held = self._held.get(uid)
-        if held is None:
-            return
-        self._tell(
-            Violation(
-                id="", at=time.time(), node="", uid=uid, project=held.project,
-                source="apparmor", verdict="denied", mechanism="AppArmor", subject=line,
-                rule=apparmor.rule_of(held.plan.policy, record.operation, record.name),
-                path=record.name, actor={"pid": record.pid, "comm": record.comm},
-                stage=held.plan.policy.stage,
-            )
-        )  # fmt: skip
-
-    def _hooked(self, held: _Held, denial: lsm.Denial) -> None:
-        self._tell(
-            Violation(
-                id="", at=time.time(), node="", uid=held.uid, project=held.project,
-                source="bpf_lsm", verdict="denied", rule=denial.rule, mechanism="BPF LSM",
-                action=denial.action, path=denial.path, subject=denial.path,
-                actor={"pid": denial.pid, "uid": denial.uid, "comm": denial.comm},
-                stage=held.plan.policy.stage,
-            )
-        )  # fmt: skip
 
     def _denied(self, held: _Held, denied: Denied) -> None:
         call, rule = seccomp.describe(self._machine, denied.number, denied.args)
@@ -332,9 +315,7 @@ class Enforcing:
         held = self._held.pop(uid, None)
         self._egress.shut(uid)
         self._sensors.end(uid)
-        self._paths.end(uid)
-        if held is not None and held.plan.confines:
-            profiles.remove(profiles.name_of(uid))
+        self._confining.end(uid)
         if held is not None and held.asking is not None:
             held.asking.close()
 
@@ -344,19 +325,14 @@ class Enforcing:
             self.end(uid)
         self._egress.close()
         self._sensors.close()
-        self._paths.close()
-        if self._hearing is not None:
-            self._hearing.close()
+        self._confining.close()
         if self._turn is not None:
             self._turn.cancel()
             self._end_turn()
 
 
-def _probed(probe: Callable[[], str]) -> Feature:
-    try:
-        return Feature(True, probe())
-    except DsecError as err:
-        return Feature(False, err.message)
+async def _no_vault(_project: str, _uid: str) -> Mapping[str, GivenSecret]:
+    raise Unavailable("this edge has no secrets")
 
 
 def _check_change(old: Plan, new: Plan) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from services.edge.drivers.base import BackendReport, ExecSpec, Feature, Handle, StartSpec
 from services.edge.drivers.container.deaths import Sandbox
 from services.edge.drivers.container.enforcing import Enforcing, Tell, target_of
+from services.edge.drivers.policing import Vault
 from services.edge.policy.plan import Plan
 
 PARTS = ("network", "files", "processes", "resources")
@@ -46,6 +47,9 @@ class PolicyOfContainers(ABC):
         kept = {k: v for k, v in handle.enforcement.items() if not k.startswith(PARTS)}
         sandbox.handle = replace(handle, enforcement={**kept, **plan.enforcement})
         return sandbox.handle
+
+    def secrets_from(self, vault: Vault) -> None:
+        self._enforcing.vault = vault
 
     def report_to(self, tell: Tell) -> None:
         self._enforcing.tell = tell
