@@ -218,9 +218,11 @@ class Trainer:
     """auth and a client in one: publishes admitted commands, collects answers and
     events."""
 
-    def __init__(self, ends: Endpoints, project: str = "lab") -> None:
+    def __init__(self, ends: Endpoints, project: str = "lab", *, hears: bool = True) -> None:
         self.ends = ends
         self.project = project
+        self.hears = hears
+        """Whether it listens to events."""
         self.results: dict[str, ItemResult] = {}
         self.answers = 0
         self.op_replies: dict[str, OpReply] = {}
@@ -233,7 +235,8 @@ class Trainer:
         self.inbox = self.nc.new_inbox()
         await self.nc.subscribe(f"{self.inbox}.create", cb=self._created)
         await self.nc.subscribe(f"{self.inbox}.op", cb=self._operated)
-        await self.nc.subscribe(f"dsec.evt.v1.sandbox.{self.project}.>", cb=self._event)
+        if self.hears:
+            await self.nc.subscribe(f"dsec.evt.v1.sandbox.{self.project}.>", cb=self._event)
         await self.nc.flush()
 
     async def stop(self) -> None:
