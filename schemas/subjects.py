@@ -320,6 +320,8 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("dsec.exec.v1.*.*.*.pack.*", "core", "imagesvc", ("edge",), "PackRequest",
             "make a layer of what it changed"),
     Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest", "live facts"),
+    Subject("dsec.exec.v1.*.*.*.pause.*", "core", "client", ("edge",), "StandingRequest", "still"),
+    Subject("dsec.exec.v1.*.*.*.resume.*", "core", "client", ("edge",), "StandingRequest", "go on"),
     Subject("dsec.exec.v1.*.*.*.policy.*", "core", "client", ("edge",), "PolicyRequest",
             "other rules for a running sandbox"),
     Subject("dsec.exec.v1.*.*.*.trajectory.*", "core", "client", ("edge",), "TrajectoryRequest",
