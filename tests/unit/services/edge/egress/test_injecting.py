@@ -235,6 +235,13 @@ async def test_another_host_on_the_same_connection_gets_nothing(bench: Bench) ->
     assert bench.outside.asked == []
 
 
+async def test_a_request_that_is_answered_with_itself_is_refused(bench: Bench) -> None:
+    async with bench.connection() as (reader, writer):
+        writer.write(request().replace(b"POST", b"TRACE"))
+        status, text = await answer(reader)
+    assert status == 405 and VALUE not in text and bench.outside.asked == []
+
+
 async def test_without_tls_only_a_secret_that_may_goes_out(bench: Bench) -> None:
     status, text = await bench.ask(secure=False)
     assert status == 200 and "authorization" not in json.loads(text)["headers"]
