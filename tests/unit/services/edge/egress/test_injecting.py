@@ -32,6 +32,7 @@ class Outside:
     """A host of the world: what it was asked, as JSON in its answers."""
 
     asked: list[dict[str, str]] = field(default_factory=list)
+    closes: bool = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER)
@@ -53,6 +54,8 @@ class Outside:
                 elif isinstance(event, h11.EndOfMessage):
                     self.asked.append(headers)
                     self._answer(connection, writer, target, headers, len(body))
+                    if self.closes:
+                        return
                     connection.start_next_cycle()
                 else:
                     return
@@ -210,6 +213,14 @@ async def test_every_request_of_a_connection_gets_the_value_of_its_moment(bench:
             assert status == 200
             assert json.loads(text)["headers"]["authorization"] == f"Bearer {value}"
             assert json.loads(text)["body_bytes"] == 200_000
+
+
+async def test_a_host_that_ends_an_idle_connection_is_heard(bench: Bench) -> None:
+    bench.outside.closes = True
+    async with bench.connection() as (reader, writer):
+        writer.write(request())
+        assert (await answer(reader))[0] == 200
+        assert await reader.read() == b""
 
 
 async def test_a_body_that_waits_for_leave_gets_it(bench: Bench) -> None:
