@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -152,12 +153,12 @@ async def test_a_denial_is_in_the_record_with_its_process(containers: DSecClient
     sandbox = await containers.run_container(args(network_rules=rules))
     try:
         assert (await sandbox.exec(CONNECT)).text == "EPERM\n"
-        async with asyncio.timeout(20):
-            while True:
-                listed = containers.audit.list(target=sandbox.uid, kind="violation")
-                if denied := [entry.record async for entry in listed]:
-                    break
-                await asyncio.sleep(0.2)
+
+        async def told() -> list[Any]:
+            listed = containers.audit.list(target=sandbox.uid, kind="violation")
+            return [entry.record async for entry in listed]
+
+        denied = await until(told, what="the denial in the record")
         assert denied[0]["rule"] == "network.203.0.113.1:81"
         assert denied[0]["actor"]["comm"] == "python3"
         assert denied[0]["destination"]["address"] == "203.0.113.1"

@@ -118,7 +118,7 @@ def test_a_store_that_fails_is_an_error_in_time_and_comes_back(node: Node, mode:
     with ThreadPoolExecutor(3) as pool:
         failing = list(pool.map(reads, [root / name for name in ("f01", "f02", "f03")]))
         assert failing == [errno.EIO] * 3
-    assert time.monotonic() - began < DEADLINE_S * 6
+    assert time.monotonic() - began < WAIT_S
     assert reads(root / "f00") == content["f00"]
     assert {fault.kind for fault in node.service.faults(0)} & {"unavailable", "deadline"}
     node.proxy.mode = "open"
@@ -249,9 +249,7 @@ def test_a_full_disk_slows_reading_down_and_stops_nothing(node: Node) -> None:
             for name, right in content.items():
                 assert reads(root / name) == right
                 forget_pages(root / name)
-        began = time.monotonic()
         assert 0 < node.service.stats()["cache_bytes"] < 6 * MIB
-        assert time.monotonic() - began < 5
     finally:
         node.unmount()
         node.stop_keeper()

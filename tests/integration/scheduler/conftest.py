@@ -17,7 +17,7 @@ from services.scheduler.settings import Settings
 from shared.migrate import prepare, service_dsn
 from tests.integration.scheduler.world import SimEdge, Trainer, connect
 
-CLOSE_S = 20.0
+CLOSE_S = 60.0
 PASSWORD = "scheduler-test"
 
 

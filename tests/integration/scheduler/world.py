@@ -46,7 +46,7 @@ FAKE = BackendStatus(
 
 
 async def eventually(
-    check: Callable[[], Awaitable[Any] | Any], *, within_s: float = 10.0, what: str = ""
+    check: Callable[[], Awaitable[Any] | Any], *, within_s: float = 60.0, what: str = ""
 ) -> Any:
     """Waits until ``check`` is true; returns what it returned."""
     end = time.monotonic() + within_s
@@ -112,7 +112,7 @@ class SimEdge:
             capacity=self.capacity,
             live=sorted(self.live) if live is None else live,
         )
-        answer = await self.nc.request(join(self.node), encode(request), timeout=5)
+        answer = await self.nc.request(join(self.node), encode(request), timeout=30)
         reply = decode(answer.data, JoinReply)
         self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._take())]
         return reply
@@ -282,7 +282,7 @@ class Trainer:
     async def create(self, count: int = 1, **kw: Any) -> list[str]:
         return await self.send(self.command(count, **kw))
 
-    async def settled(self, uids: list[str], within_s: float = 15.0) -> list[ItemResult]:
+    async def settled(self, uids: list[str], within_s: float = 60.0) -> list[ItemResult]:
         await eventually(
             lambda: all(u in self.results for u in uids), within_s=within_s, what="replies"
         )
@@ -305,7 +305,7 @@ class Trainer:
     async def operate(self, verb: str, uids: list[str], **kw: Any) -> dict[str, ItemResult]:
         request_id = await self.op(verb, uids, **kw)
         reply = await eventually(
-            lambda: self.op_replies.get(request_id), within_s=15, what=f"{verb} reply"
+            lambda: self.op_replies.get(request_id), what=f"{verb} reply"
         )
         return {r.uid: r for r in reply.results}
 

@@ -9,7 +9,7 @@ import pytest
 from services.edge.drivers.base import Handle
 from shared.errors import InvalidRequest, PolicyDenied, Unsupported
 from shared.policies.model import DENIABLE
-from tests.conformance.harness import run
+from tests.conformance.harness import HANG_S, run
 from tests.security.redteam.conftest import Field
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.docker]
@@ -209,14 +209,14 @@ async def test_a_session_takes_another_policy(field: Field, sandboxes: list[Hand
     sandboxes.append(handle)
 
     async def attempt(text: str = "/attempt traceme; sleep 0.2") -> tuple[str, bool]:
-        ran = await run(field.driver, handle, text, session="s", timeout_s=20)
+        ran = await run(field.driver, handle, text, session="s", timeout_s=HANG_S)
         return ran.stdout.decode().strip(), ran.outcome.session_fresh
 
     stricter = field.spec({"processes": {"deny": ["ptrace"]}}, uid=spec.uid)
     assert await attempt() == ("ok", True)
     assert await attempt() == ("ok", False)
-    running = asyncio.ensure_future(attempt("sleep 1; /attempt traceme"))
-    await asyncio.sleep(0.3)
+    running = asyncio.ensure_future(attempt(": >/tmp/begun; sleep 1; /attempt traceme"))
+    await field.sh(handle, "until [ -e /tmp/begun ]; do sleep 0.02; done")
     handle = await field.driver.set_policy(handle, stricter)
     waiting = asyncio.gather(attempt(), attempt())
     assert await running == ("ok", False)  # what runs keeps what it has

@@ -101,9 +101,9 @@ class Enforcing:
             tell=self._tell, authority=settings.authority,
             roots=Path(settings.roots) if settings.roots else None,
         )  # fmt: skip
-        self.vault: Vault = _no_vault
         self._folders = settings.sandboxes_dir
         self._sensors = Sensors(self._tell)
+        self.vault: Vault = _no_vault
 
     def _tell(self, found: Violation) -> None:
         now = self._repeats.add(found)
@@ -173,9 +173,9 @@ class Enforcing:
         held = self._held[target.uid] = _Held(target.uid, target.project, plan)
         try:
             await self._process(target, held)
+            await self._watch(target, plan)
             if target.secrets and not recovers:
                 await self._trust(target.agent)
-            await self._watch(target, plan)
             if plan.opens:
                 if recovers:
                     await self._open_again(target, held)
