@@ -69,6 +69,7 @@ enum tag {
     T_HAS_LISTENER,
     T_OP_ID = 90, T_STATE, T_TAKEN, T_BASE_OUT, T_BASE_ERR, T_CTIME_NS,
     T_FILTER = 100, T_FILTER_ASK, T_OPEN_FILES, T_FILE_SIZE, T_HAS_ASK,
+    T_PROFILE,
 };
 
 enum fop {

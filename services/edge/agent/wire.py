@@ -124,6 +124,7 @@ class Tag(IntEnum):
     OPEN_FILES = 102
     FILE_SIZE = 103
     HAS_ASK = 104
+    PROFILE = 105
 
 
 class FileOp(IntEnum):

@@ -47,6 +47,7 @@ class ContainerSettings:
     services: str = ""  # pypi=host,*.host;npm=…: hosts of mirror services, instead of the public
     roots: str = ""  # PEM file of authorities that the gate trusts beside the node's
     egress: Path = GUEST_BUILD / "bpf" / "egress.o"
+    files: Path = GUEST_BUILD / "bpf" / "files.o"
     aether: Path = GUEST_BUILD / "aether"
     attach: Path = GUEST_BUILD / "attach"
 
