@@ -56,6 +56,7 @@ def test_a_name_cannot_carry_rules() -> None:
         ("open", "/opt/a#b", "files.hidden"), ("unlink", "/opt/[x].py", "files.protected"),
         ("mount", "/mnt/", "processes.mount"), ("pivotroot", "", "processes.mount"),
         ("ptrace", "", "processes.ptrace"), ("create", "", "processes.raw_sockets"),
+        ("exec", "/usr/bin/nc", "processes.exec"),
     ],
 )  # fmt: skip
 def test_a_denial_is_of_the_rule_that_asked_for_it(operation: str, path: str, rule: str) -> None:
