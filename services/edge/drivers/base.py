@@ -32,6 +32,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import msgspec
+
 from shared.policies import Policy
 
 TRUST_PATH = "/dev/dsec-trust.pem"
@@ -149,8 +151,7 @@ class Resize:
     cols: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExecSpec:
+class ExecSpec(msgspec.Struct, frozen=True):
     """One command. Exactly one of ``argv`` and ``shell`` is set; ``shell`` is run
     by ``/bin/sh -c`` (or as the next command of ``session`` when that is set).
     ``timeout_s`` is enforced inside the sandbox and kills the whole tree, as does
@@ -166,7 +167,7 @@ class ExecSpec:
     shell: str | None = None
     session: str | None = None
     cwd: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = {}
     user: str | None = None
     timeout_s: float | None = None
     idle_timeout_s: float | None = None
@@ -176,8 +177,7 @@ class ExecSpec:
     pty: Resize | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ExecOutcome:
+class ExecOutcome(msgspec.Struct, frozen=True):
     """How a command ended. ``exit_code`` is 128+n after signal n; ``signal`` is
     its name without SIG. ``truncated`` are the bytes dropped (stdout, stderr).
     ``session_fresh``: the session's shell was started for this command;

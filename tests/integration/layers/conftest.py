@@ -82,6 +82,7 @@ class Node:
         tree = self.folder / name
         tree.mkdir()
         for file, content in files.items():
+            (tree / file).parent.mkdir(parents=True, exist_ok=True)
             (tree / file).write_bytes(content)
         store = open_store(
             StoreSettings(**self.s3.settings(self.prefix)),  # type: ignore[arg-type]

@@ -83,8 +83,8 @@ class World:
         self._parts.append(edge.stop)
         return edge
 
-    async def trainer(self, project: str = "lab") -> Trainer:
-        trainer = Trainer(self.ends, project)
+    async def trainer(self, project: str = "lab", *, hears: bool = True) -> Trainer:
+        trainer = Trainer(self.ends, project, hears=hears)
         await trainer.start()
         self._parts.append(trainer.stop)
         return trainer

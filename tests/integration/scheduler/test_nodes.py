@@ -209,11 +209,11 @@ async def test_a_cordoned_node_keeps_what_it_has(world: World) -> None:
 
 
 async def test_a_node_that_admits_nothing_gets_nothing(world: World) -> None:
-    await world.scheduler()
+    app = await world.scheduler()
     await world.edge("full", admitting=False)
     await world.edge("open")
     trainer = await world.trainer()
-    await asyncio.sleep(0.5)
+    await eventually(lambda: {v.id for v in app.fleet.views() if not v.away} == {"open"})
     uids = await trainer.create(10)
     assert {r.node for r in await trainer.settled(uids)} == {"open"}
 

@@ -93,6 +93,7 @@ class SimEdge:
         self.refused_for_room = 0
         self.beating = True
         self.taking = True
+        self.ended = False
         self.on_start: Callable[[StartItem], list[str]] = lambda _: ["starting", "running"]
         self.on_op: Callable[[str, EdgeOpItem], list[str]] = self._obey
         self._tasks: list[asyncio.Task[None]] = []
@@ -118,13 +119,14 @@ class SimEdge:
         return reply
 
     async def stop(self) -> None:
+        self.ended = True  # a cancel may be lost in a wait that ends in the same moment
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.nc.close()
 
     async def _beat(self) -> None:
-        while True:
+        while not self.ended:
             if self.beating:
                 self._seq += 1
                 beat = Heartbeat(
@@ -142,7 +144,7 @@ class SimEdge:
             await asyncio.sleep(BEAT_S)
 
     async def _take(self) -> None:
-        while True:
+        while not self.ended:
             with contextlib.suppress(Exception):
                 js = self.nc.jetstream()
                 durable = EDGE_DURABLE.name.format(node=self.node)
@@ -151,7 +153,7 @@ class SimEdge:
             await asyncio.sleep(0.2)
 
     async def _take_from(self, sub: Any) -> None:
-        while True:
+        while not self.ended:
             if not self.taking:
                 await asyncio.sleep(0.05)
                 continue
@@ -216,9 +218,11 @@ class Trainer:
     """auth and a client in one: publishes admitted commands, collects answers and
     events."""
 
-    def __init__(self, ends: Endpoints, project: str = "lab") -> None:
+    def __init__(self, ends: Endpoints, project: str = "lab", *, hears: bool = True) -> None:
         self.ends = ends
         self.project = project
+        self.hears = hears
+        """Whether it listens to events."""
         self.results: dict[str, ItemResult] = {}
         self.answers = 0
         self.op_replies: dict[str, OpReply] = {}
@@ -231,7 +235,8 @@ class Trainer:
         self.inbox = self.nc.new_inbox()
         await self.nc.subscribe(f"{self.inbox}.create", cb=self._created)
         await self.nc.subscribe(f"{self.inbox}.op", cb=self._operated)
-        await self.nc.subscribe(f"dsec.evt.v1.sandbox.{self.project}.>", cb=self._event)
+        if self.hears:
+            await self.nc.subscribe(f"dsec.evt.v1.sandbox.{self.project}.>", cb=self._event)
         await self.nc.flush()
 
     async def stop(self) -> None:

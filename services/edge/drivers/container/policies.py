@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
+
 from services.edge.drivers.base import BackendReport, ExecSpec, Feature, Handle, StartSpec
 from services.edge.drivers.container.deaths import Sandbox
 from services.edge.drivers.container.enforcing import Enforcing, Tell, target_of
@@ -58,4 +60,4 @@ class PolicyOfContainers(ABC):
         most = self._enforcing.limit_of(handle.uid)
         if most is None or spec.output_limit_bytes <= most:
             return spec
-        return replace(spec, output_limit_bytes=most)
+        return msgspec.structs.replace(spec, output_limit_bytes=most)
