@@ -70,7 +70,7 @@ class Marking:
             try:
                 yield from self._one(at, one, link=link)
             except OSError as err:
-                log.debug("%s is not watched: %s", one.path, err)
+                log.warning("%s is not watched: %s", one.path, err)
             finally:
                 os.close(at)
 
