@@ -152,6 +152,10 @@ def times(spec: SandboxSpec) -> Times:
     return Times(spec.ttl_running_stop, min(ends, default=None))
 
 
+def _least(*limits: int | None) -> int | None:
+    return min((n for n in limits if n is not None), default=None)
+
+
 def failed_start(exc: DsecError) -> tuple[Literal["refused", "failed"], str]:
     """How a start that raised is observed, and its cause. ``refused`` where another
     node may do better: then nothing is left here, says the driver port."""
@@ -170,7 +174,7 @@ def start_spec(item: StartItem, resolved: ResolvedSpec, layers: list[Layer]) -> 
     """The driver's form of a start: the spec over the defaults of its image."""
     spec, image = resolved.spec, resolved.image
     policy = policies.read(spec.policy, spec.network_rules, spec.require)
-    pids = [n for n in (spec.pids_limit, policy.limits.pids) if n is not None]
+    limits = policy.limits
     env: Mapping[str, str] = {**image.env, **spec.env}
     return StartSpec(
         uid=item.uid,
@@ -178,8 +182,9 @@ def start_spec(item: StartItem, resolved: ResolvedSpec, layers: list[Layer]) -> 
         layers=layers,
         cpu_cores=spec.cpu_cores_limit,
         memory_mb=spec.memory_limit_mb,
-        disk_mb=spec.disk_limit_mb,
-        pids=min(pids, default=None),
+        disk_mb=_least(spec.disk_limit_mb, limits.disk_mb),
+        inodes=limits.inodes,
+        pids=_least(spec.pids_limit, limits.pids),
         env=env,
         workdir=spec.workdir or image.workdir or DEFAULT_WORKDIR,
         user=spec.init_user or image.user or DEFAULT_USER,

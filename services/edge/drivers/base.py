@@ -70,7 +70,7 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class StartSpec:
     """Everything a driver needs. ``layers`` go bottom to top. Sizes in MiB
-    (``*_mb``), CPU in cores, ``None`` = not limited. ``env``, ``workdir`` and
+    (``*_mb``), CPU in cores, ``None`` = not limited; ``disk_mb`` and ``inodes`` of what it writes. ``env``, ``workdir`` and
     ``user`` are the defaults of later execs. ``captures`` (ids of :meth:`Snapshotting.capture`,
     bottom to top) lie above the layers; they stay while a sandbox has them."""
 
@@ -80,6 +80,7 @@ class StartSpec:
     cpu_cores: float | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None
+    inodes: int | None = None
     pids: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/"
