@@ -107,7 +107,15 @@ def demand(spec: SandboxSpec) -> Amount:
         cores=spec.cpu_cores_limit or spec.cpu_cores_request or 0.0,
         memory_mb=spec.memory_limit_mb or spec.memory_request_mb or 0,
         sandboxes=1,
+        disk_mb=_disk_mb(spec) or 0,
     )
+
+
+def _disk_mb(spec: SandboxSpec) -> int | None:
+    if spec.policy is None:
+        return spec.disk_limit_mb
+    policy = policies.read(spec.policy, spec.network_rules, spec.require)
+    return _least(spec.disk_limit_mb, policy.limits.disk_mb)
 
 
 def check_spec(spec: SandboxSpec, report: BackendReport) -> DsecError | None:
@@ -127,6 +135,10 @@ def check_spec(spec: SandboxSpec, report: BackendReport) -> DsecError | None:
         if feature is None or not feature.supported:
             why = feature.reason if feature else "unknown to this backend"
             return PolicyDenied(f"{name} can't be enforced on this node: {why}", field="require")
+    disk = report.features.get("disk_limit")
+    if spec.disk_limit_mb is not None and not (disk and disk.supported):
+        why = disk.reason if disk else "unknown to this backend"
+        return Unsupported(f"disks can't be limited on this node: {why}", field="disk_limit_mb")
     carried = report.features.get("routes")
     if spec.routes and not (carried and carried.supported):
         return Unsupported(f"backend {spec.backend} has no routes", field="routes")

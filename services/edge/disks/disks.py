@@ -1,6 +1,6 @@
 """Disks of sandboxes: where each writes, and how much.
 
-Owns: the node's one mechanism, and the way through it. Does not own: limits that are
+Owns: the node's one mechanism, the way through it, whether sandboxes can write at all. Does not own: limits that are
 possible (plan), the mechanisms (images, quotas). A sandbox without a limit writes into its
 folder, and nothing here costs it anything. What is to be known of a disk later is its
 note, which is kept with the sandbox.
@@ -20,6 +20,7 @@ from typing import Any
 from services.edge.disks.images import Images
 from services.edge.disks.plan import Found, Mechanism, Room, Use, choose, use_of
 from services.edge.disks.quotas import Quotas
+from services.edge.layers import proof
 from services.edge.layers.mounts import Upper
 from shared.erofs.kernelmount import open_beneath
 from shared.errors import Unsupported
@@ -62,6 +63,7 @@ class Disks:
         plan."""
         self._folder, self._wanted = folder, wanted
         self._images, self._quotas = Images(folder), Quotas(folder)
+        self._proven = False
         self._found: tuple[Mechanism | None, str] = (None, "this node was not probed yet")
 
     def probe(self) -> Found:
@@ -75,6 +77,15 @@ class Disks:
             self._found = choose(self._wanted, quota=quota, image=image)
         mechanism, reason = self._found
         return Found(mechanism is not None, ENFORCERS.get(mechanism or "", reason))
+
+    def prove(self) -> str | None:
+        """What overlay gets wrong here, ``None`` where nothing: tried until it is right."""
+        if not self._proven:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            wrong = proof.prove(self._folder)
+            self._proven = wrong is None
+            return wrong
+        return None
 
     def check(self, room: Room | None) -> None:
         """Raises ``Unsupported`` where the node cannot bound a disk."""

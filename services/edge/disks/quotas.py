@@ -27,10 +27,10 @@ from shared.errors import Unavailable
 
 GET_STATE, GET, SET_LIMITS = 0x5805, 0x5803, 0x5804
 """Of quotactl: the dialect that XFS speaks."""
-STATE = struct.Struct("@xH68x")
+STATE = struct.Struct("@xH76x")
 ENFORCED: Final = 1 << 4 | 1 << 5
 """Projects are counted, and held to their limits."""
-LIMITS = struct.Struct("@bbHI6Q52x")
+LIMITS = struct.Struct("@bbHI6Q56x")
 """version, flags, which limits, project; blocks hard and soft, inodes hard and soft, blocks
 and inodes used. A block is 512 bytes."""
 _VERSION, _PROJECTS, _HARD_LIMITS, _UNIT = 1, 2, 2 | 8, 512

@@ -102,6 +102,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
             return BackendReport(False, err.message)
         if missing:
             return BackendReport(False, f"{missing[0].name} is not built (make -C guest)")
+        if (wrong := await asyncio.to_thread(self._disks.prove)) is not None:
+            return BackendReport(False, wrong)
         disk = await asyncio.to_thread(self._disks.probe)
         yes = Feature(True)
         limited = Feature(True, f"cgroup {cgroups.mode}")
