@@ -1,9 +1,9 @@
 """Disks of sandboxes: where each writes, and how much.
 
-Owns: the node's one mechanism, the way through it, whether sandboxes can write at all. Does not own: limits that are
-possible (plan), the mechanisms (images, quotas). A sandbox without a limit writes into its
-folder, and nothing here costs it anything. What is to be known of a disk later is its
-note, which is kept with the sandbox.
+Owns: the node's one mechanism, the way through it, whether sandboxes can write at all. Does
+not own: limits that are possible (plan), the mechanisms (images, quotas). A sandbox without
+a limit writes into its folder, and nothing here costs it anything. What is to be known of a
+disk later is its note, which is kept with the sandbox.
 """
 
 from __future__ import annotations
@@ -160,7 +160,10 @@ def _size(top: Path) -> int:
     """Bytes on disk of what is below, each file once. The sandbox may change it meanwhile:
     nothing is resolved through a link."""
     total, seen, links = 0, 0, set[int]()
-    root = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        root = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # the sandbox is gone
+        return 0
     waiting = [b"."]
     try:
         while waiting and seen < ENTRIES_MAX:

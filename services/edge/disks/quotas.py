@@ -65,7 +65,7 @@ class Quotas:
                 self._call(fd, GET_STATE, 0, state)
         except OSError as err:
             return Found(False, f"no project quotas: {err.strerror}")
-        return judge_state(state)
+        return judge_state(bytes(state))
 
     def make(self, folder: Path, room: Room) -> int:
         """Gives ``folder``, which is empty, a project with the limits; its number."""

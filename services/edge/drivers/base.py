@@ -70,9 +70,10 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class StartSpec:
     """Everything a driver needs. ``layers`` go bottom to top. Sizes in MiB
-    (``*_mb``), CPU in cores, ``None`` = not limited; ``disk_mb`` and ``inodes`` of what it writes. ``env``, ``workdir`` and
-    ``user`` are the defaults of later execs. ``captures`` (ids of :meth:`Snapshotting.capture`,
-    bottom to top) lie above the layers; they stay while a sandbox has them."""
+    (``*_mb``), CPU in cores, ``None`` = not limited; ``disk_mb`` and ``inodes`` are of what
+    it writes. ``env``, ``workdir`` and ``user`` are the defaults of later execs. ``captures``
+    (ids of :meth:`Snapshotting.capture`, bottom to top) lie above the layers; they stay while
+    a sandbox has them."""
 
     uid: str
     project: str

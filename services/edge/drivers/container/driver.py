@@ -212,7 +212,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
             await warm.agent.list()  # the agent answers in the root it now has
             target = target_of(spec, data, agent=warm.agent, groups=warm.groups)
             await self._enforcing.begin(target, plan)
-            enforced |= disk.enforcement | plan.enforcement
+            enforced |= {**disk.enforcement, **plan.enforcement}
             handle = Handle(spec.uid, self.name, data, enforced)
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
@@ -242,7 +242,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
                 await self.shells.drop(warm)
         if disk is not None:
             disk.close()
-        await self._remove_files(folder.name, None, disk.note if disk else {})
+        await self._remove_files(folder.name, None, disk=disk.note if disk else None)
 
     def _adopt(self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups) -> None:
         defaults = Defaults(dict(spec.env), spec.workdir, spec.user)
@@ -342,7 +342,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         await self.shells.end(groups)
         if sandbox is not None:
             sandbox.agent.close()
-        await self._remove_files(handle.uid, str(handle.data["name"]), disk_of(handle.data))
+        await self._remove_files(handle.uid, str(handle.data["name"]), disk=disk_of(handle.data))
         if "captures" in handle.data:
             await self.shells.thread(self._capturing.collect)
         await self._reaper.remove(str(handle.data["container"]))

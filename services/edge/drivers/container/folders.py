@@ -29,7 +29,8 @@ def noted(sandboxes_dir: Path) -> dict[str, dict[str, Any]]:
 
 def disk_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The note of the sandbox's disk; empty without a limit."""
-    return data.get(DISK, {})
+    note: Mapping[str, Any] = data.get(DISK, {})
+    return note
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -34,7 +34,9 @@ class Leftovers(ABC):
     @abstractmethod
     def shells(self) -> Shells: ...
 
-    async def _remove_files(self, uid: str | None, name: str | None, disk: Note = {}) -> None:
+    async def _remove_files(
+        self, uid: str | None, name: str | None, *, disk: Note | None = None
+    ) -> None:
         gone = []
         if uid:
             gone.append(self._settings.sandboxes_dir / uid)
@@ -43,7 +45,7 @@ class Leftovers(ABC):
 
         def work() -> None:
             if uid:
-                self._disks.gone(self._settings.sandboxes_dir / uid, disk)
+                self._disks.gone(self._settings.sandboxes_dir / uid, disk or {})
             for folder in gone:
                 shutil.rmtree(folder, ignore_errors=True)
                 if folder.exists():
@@ -76,4 +78,4 @@ class Leftovers(ABC):
         if "groups" in meta:
             await self.shells.end(Groups.of(meta["groups"]))
             await self._engine.remove(str(meta["container"]))
-        await self._remove_files(uid, meta.get("name"), folders.disk_of(meta))
+        await self._remove_files(uid, meta.get("name"), disk=folders.disk_of(meta))

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from services.edge.disks.plan import FULL_SHARE
 from services.edge.drivers.base import (
     BackendReport,
     ExecIO,
@@ -34,7 +35,6 @@ from services.edge.drivers.base import (
     StartSpec,
     Usage,
 )
-from services.edge.disks.plan import FULL_SHARE
 from services.edge.drivers.counters import Counters
 from services.edge.drivers.fake import commands, faults
 from services.edge.drivers.fake import tree as trees
