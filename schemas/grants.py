@@ -16,6 +16,8 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
     "sandbox.get": ("info",),
     "sandbox.trajectory": ("trajectory",),
     "sandbox.set_policy": ("policy", "info"),
+    "sandbox.pause": ("pause",),
+    "sandbox.resume": ("resume",),
 }  # fmt: skip
 """Which exec verbs a grant opens."""
 

@@ -24,7 +24,7 @@ WANTED = (
     "CHUNK_BYTES", "WINDOW_BYTES", "INLINE_BYTES", "KEEPALIVE_S", "ExecRequest", "ExecReply",
     "CONNECT_WINDOW_BYTES", "ConnectRequest", "ConnectReply",
     "FileRequest", "FileReply", "FileEntry", "FileEvent", "InfoRequest", "InfoReply",
-    "PolicyRequest", "PolicyReply",
+    "PolicyRequest", "PolicyReply", "StandingRequest", "StandingReply",
     "TRAJECTORY_PAGE", "TrajectoryRequest", "TrajectoryQuery", "TrajectoryPage",
     "TrajectoryRecord",
     "Limits", "Amounts", "ProjectCreate", "ProjectDelete", "ProjectInfo", "KeyCreate",

@@ -21,7 +21,8 @@ missing_packages() {
     echo docker.io
   fi
   for entry in iptables:iptables ip:iproute2 ps:procps mkfs.erofs:erofs-utils \
-    mkfs.ext4:e2fsprogs gcc:gcc make:make mmdebstrap:mmdebstrap patch:patch xz:xz-utils musl-gcc:musl-tools \
+    mkfs.ext4:e2fsprogs gcc:gcc make:make mmdebstrap:mmdebstrap patch:patch xz:xz-utils \
+    musl-gcc:musl-tools \
     aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu clang:clang apparmor_parser:apparmor; do
     command -v "${entry%%:*}" >/dev/null || echo "${entry#*:}"
   done

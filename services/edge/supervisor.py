@@ -23,6 +23,7 @@ from schemas.sandbox import EdgeOp, EdgeOpItem, EdgeStart, Observation, StartIte
 from services.edge import records, rules
 from services.edge.actor import Context, Sandbox
 from services.edge.admission import Amount, Limits, Measured, admit
+from services.edge.branches import Captures
 from services.edge.drivers.base import BackendReport, Driver, Exited, Resumable
 from services.edge.ending import Ending
 from services.edge.journal import Journal
@@ -89,7 +90,7 @@ class Supervisor:
             journal=journal, observer=observer, locator=locator, clock=clock,
             starts=asyncio.Semaphore(bounds.start_concurrency),
             stop_timeout_s=bounds.stop_timeout_s, recover_timeout_s=bounds.recover_timeout_s,
-            report=self._report, gone=self._gone, find=self.find,
+            report=self._report, gone=self._gone, captures=Captures(self.find),
         )  # fmt: skip
 
     # -- the edge starts and ends ---------------------------------------------------
@@ -156,6 +157,7 @@ class Supervisor:
     async def close(self) -> None:
         """Sandboxes live on; starts in flight are undone and begin again next time."""
         await asyncio.gather(*(s.close() for s in list(self.sandboxes.values())))
+        await self._context.captures.close()
         for name, driver in self._drivers.items():
             try:
                 async with asyncio.timeout(CLOSE_S):

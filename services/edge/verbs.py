@@ -26,8 +26,10 @@ from schemas.exec import (
     PackRequest,
     PolicyReply,
     PolicyRequest,
+    StandingReply,
+    StandingRequest,
 )
-from services.edge import fileverbs, repolicing, snapshots
+from services.edge import fileverbs, repolicing, snapshots, standing
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
     ExecOutcome,
@@ -47,7 +49,10 @@ BACKSTOP_S = 10.0
 USAGE_S = 2.0
 LIVE = ("running", "pausing", "paused", "resuming")
 
-Reply = ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | PackReply | Page
+Reply = (
+    ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | StandingReply | PackReply
+    | Page
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +203,8 @@ VERBS: dict[str, Verb] = {
     "policy": Verb(
         PolicyRequest, PolicyReply, repolicing.run_policy, check=repolicing.check, wakes=False
     ),
+    "pause": Verb(StandingRequest, StandingReply, standing.run_pause, wakes=False),
+    "resume": Verb(StandingRequest, StandingReply, standing.run_resume, wakes=False),
     "connect": Verb(ConnectRequest, ConnectReply, run_connect, repeats=False, operation=Connection),
     "pack": Verb(PackRequest, PackReply, snapshots.run_pack, wakes=False),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read, logs=_placed),

@@ -24,6 +24,8 @@ from shared.policies.network import NetworkRule
 
 EGRESS, MOUNTS, SECCOMP, RLIMITS = "network_allow", "policy_files", "policy_calls", "policy_limits"
 """Features of a backend that enforce parts of a policy."""
+SENSORS = "sensors"
+"""The feature of one that tells what is done to paths under a policy."""
 NO_INTERFACE = "none (no interface)"
 RULES_TOLD_MAX = 64
 IOCTLS_MAX = 64
@@ -41,13 +43,15 @@ class Mount:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What enforces a policy. ``enforcement``: rule → mechanism. ``opens`` says that the
-    sandbox gets a way out at all; ``calls`` that a filter of system calls is needed."""
+    sandbox gets a way out at all; ``calls`` that a filter of system calls is needed,
+    ``watches`` that its paths are watched: a sandbox without any policy pays for nothing."""
 
     policy: Policy
     enforcement: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
     opens: bool = False
     calls: bool = False
+    watches: bool = False
 
     @property
     def limits(self) -> Limits:
@@ -70,7 +74,7 @@ def compile_policy(policy: Policy, features: Mapping[str, Feature]) -> Plan:
         raise PolicyDenied(f"at most {IOCTLS_MAX} ioctls", field="policy.processes.deny")
     return Plan(
         policy=policy, enforcement=enforcement, mounts=tuple(_mounts(policy)), opens=opens,
-        calls=seccomp.filters(policy),
+        calls=seccomp.filters(policy), watches=policy != Policy() and _can(features, SENSORS),
     )  # fmt: skip
 
 

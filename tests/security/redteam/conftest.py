@@ -17,7 +17,7 @@ from tests.integration.container.harness import ContainerHarness, container_harn
 from tests.integration.container.images import pack
 from tests.security.redteam.world import SERVICES, World, made_world
 
-TOLD_S = 5.0
+TOLD_S = 60.0
 
 
 class Field:
@@ -74,12 +74,14 @@ async def field(tmp_path_factory: object) -> AsyncIterator[Field]:
     tree = folder / "tools"
     tree.mkdir()
     compile_attempt(tree)
-    for name in ("opt/tests", "opt/answers"):
+    for name in ("opt/tests", "opt/answers", "usr/local/bin"):
         (tree / name).mkdir(parents=True)
     (tree / "opt/tests/test_it.py").write_text("the test\n")
     (tree / "opt/answers/answer.txt").write_text("42\n")
     (tree / "opt/grader").write_text("#!/bin/sh\necho graded\n")
-    (tree / "opt/grader").chmod(0o755)
+    (tree / "usr/local/bin/pytest").write_text("#!/bin/sh\necho tested\n")
+    for program in ("opt/grader", "usr/local/bin/pytest"):
+        (tree / program).chmod(0o755)
     async with made_world() as world:
         options = {
             "uplink": str(world.uplink), "resolvers": f"{world.resolver}@53", "services": SERVICES,

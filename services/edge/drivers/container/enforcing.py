@@ -31,6 +31,9 @@ from services.edge.policy import seccomp
 from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
+from services.edge.policy.watched import watched
+from services.edge.sensors import decoys
+from services.edge.sensors.watching import Sensors
 from services.edge.violations import TURN_S, Repeats
 from shared.errors import Conflict, DsecError, SandboxDied, Unsupported
 from shared.policies import Policy
@@ -93,6 +96,8 @@ class Enforcing:
             services={**PUBLIC, **parse_services(settings.services)},
             tell=self._tell,
         )  # fmt: skip
+        self._folders = settings.sandboxes_dir
+        self._sensors = Sensors(self._tell)
 
     def _tell(self, found: Violation) -> None:
         now = self._repeats.add(found)
@@ -113,12 +118,19 @@ class Enforcing:
             "policy_files": Feature(True, "mounts"),
             "policy_calls": self._calls(),
             "policy_limits": Feature(True, "rlimit"),
+            "sensors": self._watching(),
             "policy_apparmor": Feature(False, _apparmor()),
         }
 
     def _network(self) -> Feature:
         try:
             return Feature(True, self._egress.probe())
+        except DsecError as err:
+            return Feature(False, err.message)
+
+    def _watching(self) -> Feature:
+        try:
+            return Feature(True, self._sensors.probe())
         except DsecError as err:
             return Feature(False, err.message)
 
@@ -139,9 +151,10 @@ class Enforcing:
             self._egress.check(spec.policy)
         return made
 
-    def guards(self, plan: Plan) -> list[str]:
-        """What the attaching helper lays over paths."""
-        return [
+    def guards(self, uid: str, plan: Plan) -> list[str]:
+        """What the attaching helper lays over paths. Blocking."""
+        decoy = [f"d{decoys.make(self._folders / uid)}"] if plan.watches else []
+        return decoy + [
             (LETTERS[m.kind].upper() if m.optional else LETTERS[m.kind]) + m.path
             for m in plan.mounts
         ]
@@ -152,6 +165,7 @@ class Enforcing:
         held = self._held[target.uid] = _Held(target.uid, target.project, plan)
         try:
             await self._process(target, held)
+            await self._watch(target, plan)
             if plan.opens:
                 if recovers:
                     await self._open_again(target, held)
@@ -179,6 +193,7 @@ class Enforcing:
     async def _replace(self, target: Target, held: _Held, plan: Plan) -> None:
         held.plan = plan
         await self._process(target, held)
+        await self._watch(target, plan)
         if not plan.opens:
             self._egress.shut(target.uid)
         elif self._egress.has(target.uid):
@@ -195,6 +210,15 @@ class Enforcing:
                 return
             text = f"half a policy is in force, and the old one cannot be: {err}"
             raise SandboxDied(text, cause="internal") from err
+
+    async def _watch(self, target: Target, plan: Plan) -> None:
+        if not plan.watches:
+            self._sensors.end(target.uid)
+            return
+        await self._sensors.begin(
+            target.uid, target.project, pid=target.pid, folder=self._folders / target.uid,
+            what=watched(plan.policy), stage=plan.policy.stage,
+        )  # fmt: skip
 
     async def _open(self, target: Target, policy: Policy) -> None:
         group = Path(target.groups.v2 or "").parent
@@ -275,6 +299,7 @@ class Enforcing:
         """The sandbox is over."""
         held = self._held.pop(uid, None)
         self._egress.shut(uid)
+        self._sensors.end(uid)
         if held is not None and held.asking is not None:
             held.asking.close()
 
@@ -283,6 +308,7 @@ class Enforcing:
         for uid in list(self._held):
             self.end(uid)
         self._egress.close()
+        self._sensors.close()
         if self._turn is not None:
             self._turn.cancel()
             self._end_turn()
