@@ -96,7 +96,7 @@ async def test_what_one_changes_it_has_for_itself(
     assert resident(big(boxes[1])) == resident(big(boxes[2])) == PAGES
 
 
-def test_two_mounts_would_have_it_twice(shared: Layer) -> None:
+async def test_two_mounts_would_have_it_twice(shared: Layer) -> None:
     """The reason for one mount a layer, and the proof that sharing is seen by its lack."""
     one, two = (mount_erofs(replace(shared, digest=name)) for name in ("one", "two"))
     try:
