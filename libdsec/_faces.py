@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libdsec import audit, images, jobs, managers
+from libdsec import audit, images, jobs, managers, secrets
 from libdsec.client import DSecClient
 from libdsec.files import Files
 from libdsec.forward import FastForward
@@ -20,6 +20,8 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Grants": (managers.Grants, ()),
     "Quotas": (managers.Quotas, ()),
     "Nodes": (managers.Nodes, ()),
+    "Policies": (managers.Policies, ()),
+    "Secrets": (secrets.Secrets, ()),
     "Audit": (audit.Audit, ()),
     "Jobs": (jobs.Jobs, ()),
     "Job": (jobs.Job, ("id", "lease_s", "on_lost", "sandboxes", "epoch", "lost")),
@@ -38,7 +40,10 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Trajectory": (Trajectory, ()),
     "DSecClient": (
         DSecClient,
-        ("images", "projects", "keys", "grants", "quotas", "nodes", "audit", "jobs"),
+        (
+            "images", "projects", "keys", "grants", "quotas", "nodes", "audit", "jobs", "secrets",
+            "policies",
+        ),
     ),
 }
 """Public async classes by name, with the instance attributes they show."""

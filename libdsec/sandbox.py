@@ -28,6 +28,7 @@ from libdsec.args import Seconds, seconds
 from libdsec.errors import DeadlineExceeded, InvalidRequest, NotFound, SandboxDied
 from libdsec.files import Files
 from libdsec.interaction import BUFFER_BYTES, Interaction
+from libdsec.managers import document_of
 from libdsec.ports import HasPorts
 from libdsec.process import OnOutput, Process, Stdin, checked
 from libdsec.replay import Replay, replay
@@ -322,12 +323,12 @@ class Sandbox(HasSnapshots, HasPorts):
         returns: connections that are no longer allowed were reset. Resumes nothing."""
         return await self._enforce(network_rules=dict(rules))
 
-    async def set_policy(self, policy: Mapping[str, Any]) -> Mapping[str, str]:
-        """Replaces the policy document, as :meth:`set_network`. Protected paths and
-        limits stay as they were when it started, and denied calls are those of commands
-        to come. Raises ``Unsupported`` or ``PolicyDenied`` naming the field; then the old
-        one is in force."""
-        return await self._enforce(policy=dict(policy))
+    async def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
+        """Replaces the policy document (a name: by what it means now), as
+        :meth:`set_network`. Protected paths and limits stay as they were when it started,
+        and denied calls are those of commands to come. Raises ``Unsupported`` or
+        ``PolicyDenied`` naming the field; then the old one is in force."""
+        return await self._enforce(policy=await document_of(self._core, self.project, policy))
 
     async def set_stage(self, name: str) -> Mapping[str, str]:
         """Puts a stage of the policy document into force; "" for none."""

@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from schemas.base import Message, Seconds, Token, Uid, UnixTime, Versioned, WireError
+from schemas.iam import PolicyReference
+from schemas.secret import SecretBinding, SecretName
 
 Backend = Literal["container", "microvm", "vm", "fncall", "fake"]
 State = Literal[
@@ -35,9 +37,11 @@ Labels = dict[
 class SandboxSpec(Message, frozen=True):
     """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
     ``routes``: at which port of its loopback interface it reaches an address that the
-    node's operator gave this name, for each a grant ``route.<name>``.
-    Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
-    that is: the scheduler fills it in."""
+    node's operator gave this name, for each a grant ``route.<name>``. ``secrets``: what the
+    way out puts into its requests, by name, with the grant ``secret.use``.
+    ``policy_name``: a named policy of the project or one above it, instead of ``policy``, which
+    auth fills in. Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and
+    ``node``, where that is: the scheduler fills it in."""
 
     backend: Backend = "container"
     container_image: ImageName | None = None
@@ -56,12 +60,14 @@ class SandboxSpec(Message, frozen=True):
     on_timeout: Literal["stop", "pause"] = "stop"
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] = {}
     policy: dict[str, Any] | None = None
+    policy_name: PolicyReference | None = None
     require: list[str] = []
     qos: Literal["best_effort", "latency_sensitive"] = "best_effort"
     labels: Labels = {}
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
     routes: dict[Token, Port] = {}
+    secrets: dict[SecretName, SecretBinding] = {}
     source: Uid | None = None
     node: Token | None = None
 

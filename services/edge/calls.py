@@ -8,8 +8,9 @@ so project and principal are believed, and nothing in a body is.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import get_args
+
+import msgspec
 
 from schemas.exec import HEADER_HAVE, HEADER_OFFSET, ExecVerb
 from shared.errors import InvalidRequest
@@ -21,8 +22,7 @@ _TOKENS = 8
 COUNT_DIGITS_MAX = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One message at the door."""
 
     project: str

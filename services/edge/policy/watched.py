@@ -31,12 +31,14 @@ renaming, or makes what was not there; who overwrites one writes into it, or tak
 @dataclass(frozen=True, slots=True)
 class Watched:
     """``mount``: what is laid over the path, with all below it; ``file``: the file that
-    is there at the start. ``denied``: who opens it does not get what it asked for."""
+    is there at the start, or those of a folder. ``denied``: who opens it does not get what it
+    asked for. ``required``: it must be there at the start."""
 
     path: str
     kind: Literal["mount", "file"]
     rule: str
     denied: bool = False
+    required: bool = False
 
 
 def watched(policy: Policy) -> Iterator[Watched]:
@@ -48,6 +50,8 @@ def watched(policy: Policy) -> Iterator[Watched]:
     for path in KERNEL_MEMORY:
         if path not in hidden:
             yield Watched(path, "mount", "kernel.memory", denied=True)
+    for rule in policy.watched:
+        yield Watched(rule.path, "file", "files.watched", required=not rule.optional)
     held = tuple(rule.path.rstrip("/") + "/" for rule in policy.read_only)
     for folder in PROGRAM_FOLDERS:
         if not f"{folder}/".startswith(held):

@@ -17,6 +17,8 @@ from shared.errors import Unsupported
 
 CONTENT, ATTRIBUTES, MOVED, DELETED = 0x2, 0x4, 0x800, 0x400
 MASK = CONTENT | ATTRIBUTES | MOVED | DELETED
+ARRIVED, MADE, GONE = 0x80, 0x100, 0x200
+IN_FOLDER = ARRIVED | MADE | GONE
 OVERFLOW, IGNORED = 0x4000, 0x8000
 _META = struct.Struct("<iIII")
 READ_BYTES = 4096
@@ -24,10 +26,11 @@ READ_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``watch`` is what :meth:`Watches.add` gave."""
+    """``watch`` is what :meth:`Watches.add` gave; ``name`` is of an entry of a folder."""
 
     watch: int
     mask: int
+    name: str = ""
 
 
 class Watches:
@@ -39,10 +42,10 @@ class Watches:
         if self.fd < 0:
             raise Unsupported(f"no inotify: {os.strerror(ctypes.get_errno())}", field="sensors")
 
-    def add(self, at: int) -> int:
-        """Watches the file that the descriptor ``at`` is of. Raises ``OSError``."""
+    def add(self, at: int, mask: int = MASK) -> int:
+        """Watches what the descriptor ``at`` is of. Raises ``OSError``."""
         path = f"/proc/self/fd/{at}".encode()
-        watch: int = self._libc.inotify_add_watch(self.fd, path, MASK)
+        watch: int = self._libc.inotify_add_watch(self.fd, path, mask)
         if watch < 0:
             err = ctypes.get_errno()
             raise OSError(err, os.strerror(err))
@@ -68,5 +71,6 @@ def _changes(data: bytes) -> Iterator[Change]:
     at = 0
     while at < len(data):
         watch, mask, _, more = _META.unpack_from(data, at)
+        name = data[at + _META.size : at + _META.size + more].split(b"\0")[0]
         at += _META.size + more
-        yield Change(watch, mask)
+        yield Change(watch, mask, name.decode(errors="replace"))

@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,7 +20,7 @@ from pathlib import Path
 from schemas.audit import Violation
 from services.edge.policy.watched import DECOY, Watched
 from services.edge.sensors import decoys, fanotify, inotify
-from services.edge.sensors.inside import find, is_laid_over, root_of
+from services.edge.sensors.marking import Mark, Marking, by_the_way
 from shared.errors import DsecError
 
 log = logging.getLogger(__name__)
@@ -45,7 +43,8 @@ class _Sandbox:
     stage: str
     mounts: list[int] = field(default_factory=list)
     written: float = 0.0
-    files: dict[int, str] = field(default_factory=dict)
+    files: dict[int, Mark] = field(default_factory=dict)
+    rules: dict[str, str] = field(default_factory=dict)
     listener: decoys.Listener | None = None
 
 
@@ -77,10 +76,10 @@ class Sensors:
 
     async def begin(
         self, uid: str, project: str, *, pid: int, folder: Path, what: Iterable[Watched],
-        stage: str = "",
+        stage: str = "", anew: bool = False,
     ) -> None:  # fmt: skip
         """Watches a sandbox, known by a process of its container; ``folder`` is its own on
-        this node. Before anything runs in it, or anew."""
+        this node. Before anything runs in it, or ``anew``. Raises ``InvalidRequest``."""
         try:
             self.probe()
         except DsecError as err:
@@ -88,67 +87,23 @@ class Sensors:
             return
         self.end(uid)
         held = self._held[uid] = _Sandbox(uid, project, stage)
-        found = await asyncio.to_thread(self._mark, pid, list(what))
+        assert self._group is not None and self._watches is not None
+        marking = Marking(self._group, self._watches)
+        found = await asyncio.to_thread(lambda: marking.mark(pid, list(what), anew=anew))
         if self._held.get(uid) is not held:
             return  # it ended meanwhile
-        for mount, spot, watch in found:
-            if watch is not None:
-                held.files[watch] = spot.path
-                self._files[watch] = held
-            held.mounts.append(mount)
-            known = spot if spot.kind == "mount" else None
-            self._spots.setdefault(mount, _Spot(held, known))
+        for mark in found:
+            if mark.watch is not None:
+                held.files.setdefault(mark.watch, mark)
+                held.rules.setdefault(mark.path, mark.what.rule)
+                self._files[mark.watch] = held
+            held.mounts.append(mark.mount)
+            known = mark.what if mark.what.kind == "mount" else None
+            self._spots.setdefault(mark.mount, _Spot(held, known))
         decoy = folder / decoys.FOLDER
         if decoy.is_dir():
             held.listener = decoys.Listener(decoy, lambda pid, user: self._called(held, pid, user))
         self._listen()
-
-    def _mark(self, pid: int, what: list[Watched]) -> list[tuple[int, Watched, int | None]]:
-        """Mounts, what is there, and the watch of a file. Blocking."""
-        found: list[tuple[int, Watched, int | None]] = []
-        try:
-            root = root_of(pid)
-        except OSError:
-            return found  # it is over
-        try:
-            for one in what:
-                for link in (False, True) if one.kind == "file" else (False,):
-                    found += self._mark_at(root, one, link=link)
-        finally:
-            os.close(root)
-        return found
-
-    def _mark_at(
-        self, root: int, one: Watched, *, link: bool
-    ) -> Iterable[tuple[int, Watched, int | None]]:
-        try:
-            at = find(root, one.path, link=link)
-        except OSError:
-            return []  # it is not there
-        try:
-            return self._mark_one(at, one, link=link)
-        except OSError as err:
-            log.debug("%s is not watched: %s", one.path, err)
-            return []
-        finally:
-            os.close(at)
-
-    def _mark_one(
-        self, at: int, one: Watched, *, link: bool
-    ) -> Iterable[tuple[int, Watched, int | None]]:
-        assert self._group is not None and self._watches is not None
-        mount = fanotify.mount_of(at)
-        if one.kind == "mount":
-            if not is_laid_over(at):
-                return []
-            folders = fanotify.ON_FOLDERS if one.denied else 0
-            self._group.mark(at, fanotify.OPEN | folders, mount=True)
-            return [(mount, one, None)]
-        if link and not stat.S_ISLNK(os.fstat(at).st_mode):
-            return []  # watched as what it is
-        if not link:
-            self._group.mark(at, fanotify.MODIFY, mount=False)
-        return [(mount, one, self._watches.add(at))]
 
     def end(self, uid: str) -> None:
         """The sandbox is over; its marks go with its mounts."""
@@ -217,7 +172,7 @@ class Sensors:
         what = spot.what
         action = "write" if event.mask & fanotify.MODIFY else "open"
         path = event.path if what is None else _below(what.path, event.path)
-        rule = what.rule if what else PROGRAM
+        rule = what.rule if what else spot.sandbox.rules.get(path, PROGRAM)
         if action == "write":
             spot.sandbox.written = time.monotonic()
         denied = bool(what and what.denied)
@@ -229,21 +184,27 @@ class Sensors:
             held = self._files.get(change.watch)
             if change.mask & inotify.OVERFLOW:
                 self._lost()
-            if held is None or not change.mask & inotify.MASK:
+            if held is None or not change.mask & (inotify.MASK | inotify.IN_FOLDER):
                 continue
-            if change.mask & inotify.CONTENT:
-                asyncio.get_running_loop().call_later(TURN_S, self._cut, held, change.watch)
-            else:
-                self._say(held, PROGRAM, _action(change.mask), held.files[change.watch])
+            self._change(held, held.files[change.watch], change)
 
-    def _cut(self, held: _Sandbox, watch: int) -> None:
+    def _change(self, held: _Sandbox, mark: Mark, change: inotify.Change) -> None:
+        if change.mask & inotify.CONTENT:
+            asyncio.get_running_loop().call_later(TURN_S, self._cut, held, mark)
+        elif not change.name:
+            self._say(held, mark.what.rule, _action(change.mask), mark.path)
+        elif not by_the_way(change.name):
+            action = "remove" if change.mask & inotify.GONE else "create"
+            self._say(held, mark.what.rule, action, f"{mark.path}/{change.name}")
+
+    def _cut(self, held: _Sandbox, mark: Mark) -> None:
         """Its content changed. Of writes the other group tells, with the process; of a file
         that is cut by its name it does not."""
         if self._held.get(held.uid) is not held:
             return
         self._read_events()
         if time.monotonic() - held.written > SAME_S:
-            self._say(held, PROGRAM, "truncate", held.files[watch])
+            self._say(held, mark.what.rule, "truncate", mark.path)
 
     def _called(self, held: _Sandbox, pid: int, user: int) -> None:
         path = f"{DECOY}/{decoys.SOCKET}"

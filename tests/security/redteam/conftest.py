@@ -43,12 +43,12 @@ class Field:
 
     async def sh(self, handle: Handle, text: str, stdin: bytes = b"") -> str:
         """What a command says, without its last line end."""
-        ran = await run(self.driver, handle, text, timeout_s=30)
+        ran = await run(self.driver, handle, text, timeout_s=120)
         return (ran.stdout + ran.stderr).decode(errors="replace").strip()
 
     async def attempt(self, handle: Handle, *argv: str) -> str:
         """The error of an attempt, or "ok"."""
-        ran = await run(self.driver, handle, ["/attempt", *argv], timeout_s=30)
+        ran = await run(self.driver, handle, ["/attempt", *argv], timeout_s=120)
         return ran.stdout.decode().strip() or ran.stderr.decode()
 
     def of(self, handle: Handle, source: str | None = None) -> list[Violation]:
@@ -82,7 +82,7 @@ async def field(tmp_path_factory: object) -> AsyncIterator[Field]:
     (tree / "usr/local/bin/pytest").write_text("#!/bin/sh\necho tested\n")
     for program in ("opt/grader", "usr/local/bin/pytest"):
         (tree / program).chmod(0o755)
-    async with made_world() as world:
+    async with made_world(folder) as world:
         options = {
             "uplink": str(world.uplink), "resolvers": f"{world.resolver}@53", "services": SERVICES,
         }  # fmt: skip

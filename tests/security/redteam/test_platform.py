@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from services.edge.drivers.base import Handle
+from shared.errors import InvalidRequest
 from tests.security.redteam.conftest import Field
 from tests.security.redteam.test_findings import found
 
@@ -134,3 +135,50 @@ async def test_without_a_policy_nothing_is_watched(
     handle = await field.start()
     sandboxes.append(handle)
     assert await field.sh(handle, "test -e /run/dsec || echo none") == "none"
+
+
+WATCHES = {"files": {"watched": ["/opt/tests", "/opt/grader"]}}
+
+
+@pytest.mark.parametrize(
+    ("way", "rules"),
+    [
+        ("echo 'pass' >>/opt/tests/test_it.py", {"test_file_edit"}),
+        ("sed -i s/the/no/ /opt/tests/test_it.py", {"test_file_edit"}),
+        ("rm /opt/tests/test_it.py", {"test_file_edit"}),
+        ("echo x >/opt/tests/conftest.py", {"test_file_edit"}),
+        ("cp /etc/group /opt/x && mv /opt/x /opt/tests/test_it.py", {"test_file_edit"}),
+        ("echo 'echo passed' >/opt/grader", {"test_file_edit", "grader_overwritten"}),
+        ("cp /bin/busybox /opt/g && mv /opt/g /opt/grader",
+         {"test_file_edit", "grader_overwritten"}),
+    ],
+)  # fmt: skip
+async def test_changes_of_what_is_watched_are_found(
+    field: Field, sandboxes: list[Handle], way: str, rules: set[str]
+) -> None:
+    handle = await field.start(WATCHES)
+    sandboxes.append(handle)
+    assert await field.sh(handle, f"({way}) 2>&1") == ""
+    await field.when_told(handle, "observer")
+    assert found(field, handle).keys() == rules
+
+
+async def test_a_run_of_watched_tests_tells_nothing(field: Field, sandboxes: list[Handle]) -> None:
+    handle = await field.start(WATCHES)
+    sandboxes.append(handle)
+    assert await field.sh(
+        handle, "cat /opt/tests/test_it.py; /opt/grader; mkdir /opt/tests/__pycache__; "
+        "echo x >/opt/tests/__pycache__/test_it.pyc; ls /opt/tests"
+    ) == "the test\ngraded\n__pycache__\ntest_it.py"  # fmt: skip
+    await field.sh(handle, "rm /opt/tests/test_it.py")  # what comes after it is told
+    told = await field.when_told(handle, "observer")
+    assert {v.path for v in told} == {"/opt/tests/test_it.py"}
+
+
+async def test_what_is_to_be_watched_must_be_there(field: Field) -> None:
+    with pytest.raises(InvalidRequest, match="/opt/tset") as caught:
+        await field.start({"files": {"watched": ["/opt/tset"]}})
+    assert caught.value.field == "policy.files"
+    optional = await field.start({"files": {"watched": ["/opt/tset?"]}})
+    assert optional.enforcement["files.watched"] == "fanotify"
+    await field.driver.stop(optional)
