@@ -8,7 +8,7 @@ import pytest
 
 from services.edge.agent import wire
 from services.edge.agent.wire import Tag
-from services.edge.drivers.base import Handle
+from services.edge.drivers.base import Feature, Handle
 from shared.errors import InvalidRequest, PolicyDenied, Unsupported
 from shared.policies.model import DENIABLE
 from tests.conformance.harness import HANG_S, run
@@ -170,7 +170,12 @@ async def test_a_path_that_is_not_there_is_refused_by_name(field: Field) -> None
     assert field.harness.leftovers() == before
 
 
-async def test_what_no_mechanism_enforces_is_refused_before_a_start(field: Field) -> None:
+async def test_what_no_mechanism_enforces_is_refused_before_a_start(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await field.driver.probe()
+    without = {**field.driver._features, "disk_limit": Feature(False, "no quota")}
+    monkeypatch.setattr(field.driver, "_features", without)
     before = field.harness.leftovers()
     with pytest.raises(PolicyDenied) as caught:
         await field.start({"resources": {"disk_mb": 10}})
