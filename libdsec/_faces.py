@@ -12,6 +12,7 @@ from libdsec.process import Output, Process
 from libdsec.sandbox import Sandbox
 from libdsec.sessions import Session
 from libdsec.trajectory import Trajectory
+from libdsec.verifying import Verifying
 
 FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "Images": (images.Images, ()),
@@ -34,6 +35,10 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     "FastForward": (
         FastForward,
         ("uid", "project", "state", "job", "labels", "files", "lane", "step", "replayed"),
+    ),
+    "Verifying": (
+        Verifying,
+        ("uid", "project", "state", "job", "labels", "files", "lease_s", "lost"),
     ),
     "Trajectory": (Trajectory, ()),
     "DSecClient": (

@@ -13,7 +13,7 @@ import msgspec
 
 from libdsec._core import TERMINAL, Core, death
 from libdsec._operation import Operation
-from libdsec._wire import ExecReply, ExecRequest, SandboxInfo
+from libdsec._wire import HEADER_LEASE, ExecReply, ExecRequest, SandboxInfo
 from libdsec.errors import Conflict, DSecError, NotFound, SandboxDied
 from libdsec.process import OnOutput, Stdin, collect
 from libdsec.results import ExecResult
@@ -23,6 +23,9 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 class Held:
     """What every handle of a sandbox has inside."""
+
+    _lease: str | None = None
+    """The verifier's lease that its calls are made under."""
 
     def __init__(
         self,
@@ -95,6 +98,8 @@ class Held:
             verdict=self._verdict,
             joining=joining,
         )
+        if self._lease is not None:
+            operation.marks = {HEADER_LEASE: self._lease}
         await operation.start()
         return operation
 

@@ -33,6 +33,11 @@ ATTRIBUTES = {
         "labels": "dict[str, str]", "files": "Files", "lane": "str", "step": "int",
         "replayed": "int",
     },
+    "Verifying": {
+        "uid": "str", "project": "str", "state": "str", "job": "str | None",
+        "labels": "dict[str, str]", "files": "Files", "lease_s": "float",
+        "lost": "DSecError | None",
+    },
     "Job": {
         "id": "str", "lease_s": "float", "on_lost": "str", "sandboxes": "list[Sandbox]",
         "epoch": "int", "lost": "DSecError | None",

@@ -156,7 +156,9 @@ Labels = dict[
 class SandboxSpec(Message, frozen=True):
     """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
     ``routes``: at which port of its loopback interface it reaches an address that the
-    node's operator gave this name, for each a grant ``route.<name>``.
+    node's operator gave this name, for each a grant ``route.<name>``. ``scoring_grace_s``:
+    how long it stands for a verifier when a time limit has ended its work. ``offline``:
+    nothing leaves it, whatever the rules say.
     Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
     that is: the scheduler fills it in."""
 
@@ -175,6 +177,7 @@ class SandboxSpec(Message, frozen=True):
     ttl_running_stop: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     deadline_s: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     on_timeout: Literal["stop", "pause"] = "stop"
+    scoring_grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] = {}
     policy: dict[str, Any] | None = None
     require: list[str] = []
@@ -183,6 +186,7 @@ class SandboxSpec(Message, frozen=True):
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
     routes: dict[Token, Port] = {}
+    offline: bool = False
     source: Uid | None = None
     node: Token | None = None
 
@@ -335,6 +339,9 @@ HEADER_HAVE = "Dsec-Have"
 """On a request that is sent again: decimal counts of the bytes of stdout and of stderr
 that the client has, with a space between."""
 
+HEADER_LEASE = "Dsec-Lease"
+"""On a request of a verifier: the lease it is made under."""
+
 HEADER_SOURCE = "Dsec-Source"
 """On ``o`` frames of a read: which file this is, in which state. On a request that is sent
 again: what the client was told."""
@@ -347,6 +354,9 @@ WINDOW_BYTES = 4 * 1024 * 1024
 
 INLINE_BYTES = 64 * 1024
 """Outputs up to this size come inside the final reply, without frames."""
+
+LEASE_MAX_S = 600.0
+"""Longest time between two renewals of a verifier's lease."""
 
 KEEPALIVE_S = 5.0
 """Longest silence of an operation that lives."""
@@ -543,7 +553,8 @@ class InfoRequest(Versioned, frozen=True):
     op_id: OpId
 
 class InfoReply(Versioned, frozen=True):
-    """Live facts of a sandbox. Sizes in bytes, times in seconds."""
+    """Live facts of a sandbox. Sizes in bytes, times in seconds. ``time_up``: which time
+    limit was reached, where it stands on for its verifier."""
 
     op_id: OpId
     uid: Uid | None = None
@@ -552,23 +563,47 @@ class InfoReply(Versioned, frozen=True):
     metrics: dict[str, float] = {}
     enforcement: dict[str, str] = {}
     idle_s: float = 0.0
+    time_up: str | None = None
     error: WireError | None = None
 
 class PolicyRequest(Versioned, frozen=True):
     """verb ``policy``: other rules for a running (or paused) sandbox. What is ``None``
     stays: ``network_rules`` and ``policy`` replace those of the spec, ``stage`` (of the
-    document; empty: none) is put into force. All of it or nothing."""
+    document; empty: none) is put into force, ``offline`` lets nothing out whatever the
+    rules say. All of it or nothing."""
 
     op_id: OpId
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] | None = None
     policy: dict[str, Any] | None = None
     stage: Annotated[str, Meta(max_length=63)] | None = None
+    offline: bool | None = None
 
 class PolicyReply(Versioned, frozen=True):
     """It is in force; ``enforcement`` says by what."""
 
     op_id: OpId
     enforcement: dict[str, str] = {}
+    error: WireError | None = None
+
+class LeaseRequest(Versioned, frozen=True):
+    """verb ``verify``: takes or renews the ``lease`` (a name that its holder made up) of a
+    verifier for ``lease_s`` seconds; 0 gives it back. While it is held no time limit ends
+    the sandbox, within the node's bound. One holder at a time: another's is a
+    ``conflict``. ``alone``: everything that runs in the sandbox is killed, and until the
+    lease ends only operations with ``Dsec-Lease`` are let in. It resumes nothing."""
+
+    op_id: OpId
+    lease: OpId
+    lease_s: Annotated[float, Meta(ge=0, le=LEASE_MAX_S)]
+    alone: bool = False
+
+class LeaseReply(Versioned, frozen=True):
+    """``held_s``: how long the lease is held without a renewal; ``left_s``, how long it can
+    be with renewals."""
+
+    op_id: OpId
+    held_s: float = 0.0
+    left_s: float = 0.0
     error: WireError | None = None
 
 Grant = Annotated[

@@ -19,8 +19,6 @@ from libdsec._wire import (
     INLINE_BYTES,
     InfoReply,
     InfoRequest,
-    PolicyReply,
-    PolicyRequest,
     SandboxInfo,
 )  # fmt: skip
 from libdsec.args import Seconds, seconds
@@ -34,6 +32,7 @@ from libdsec.errors import (
 )
 from libdsec.files import Files
 from libdsec.interaction import BUFFER_BYTES, Interaction
+from libdsec.policing import HasPolicy
 from libdsec.ports import HasPorts
 from libdsec.process import OnOutput, Process, Stdin, checked
 from libdsec.replay import Replay, replay
@@ -44,17 +43,19 @@ from libdsec.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from libdsec.forward import FastForward
+    from libdsec.verifying import Verifying
 
 UNLIMITED_BYTES = 1 << 40
 READY_S = 120.0
 READ_S, MAX_READ_S = 0.1, 2.0
 """Waits between reads of the state of a sandbox that is coming up."""
 OPERATE_S = 60.0
+LEASE_S = 60.0
 TERMINAL_SIZE = (24, 80)
 """Rows and columns of a terminal that nobody looks at."""
 
 
-class Sandbox(HasSnapshots, HasPorts):
+class Sandbox(HasSnapshots, HasPorts, HasPolicy):
     """A sandbox. ``state`` is the last one seen; :meth:`info` asks. Any call on a
     paused sandbox resumes it. ``async with`` stops it at the end."""
 
@@ -267,6 +268,16 @@ class Sandbox(HasSnapshots, HasPorts):
         out differently."""
         return await replay([record async for record in self.trajectory()], into)
 
+    def verifying(self, *, lease_s: Seconds = LEASE_S) -> Verifying:
+        """The same sandbox for who judges what was done in it: ``async with`` holds a
+        lease of ``lease_s`` seconds, renewed for as long as the block (and this process)
+        lives. No time limit ends the sandbox meanwhile, within the node's bound, and where
+        one has ended the agent's work already (``scoring_grace_s``), calls through it go
+        on. Raises ``Conflict`` while another verifier holds it."""
+        from libdsec.verifying import Verifying
+
+        return Verifying(self, seconds(lease_s, "lease_s"))
+
     # -- its life ----------------------------------------------------------------
 
     async def _ready(self) -> None:
@@ -328,27 +339,6 @@ class Sandbox(HasSnapshots, HasPorts):
         if reply.error is not None:
             raise await self._judged(from_wire(reply.error))
         return reply
-
-    async def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
-        """Replaces the network rules; returns what enforces which. In force when it
-        returns: connections that are no longer allowed were reset. Resumes nothing."""
-        return await self._enforce(network_rules=dict(rules))
-
-    async def set_policy(self, policy: Mapping[str, Any]) -> Mapping[str, str]:
-        """Replaces the policy document, as :meth:`set_network`. Protected paths and
-        limits stay as they were when it started, and denied calls are those of commands
-        to come. Raises ``Unsupported`` or ``PolicyDenied`` naming the field; then the old
-        one is in force."""
-        return await self._enforce(policy=dict(policy))
-
-    async def set_stage(self, name: str) -> Mapping[str, str]:
-        """Puts a stage of the policy document into force; "" for none."""
-        return await self._enforce(stage=name)
-
-    async def _enforce(self, **what: Any) -> Mapping[str, str]:
-        request = PolicyRequest(op_id=_ids.new(), **what)
-        reply: PolicyReply = await self._answer("policy", request, PolicyReply)
-        return reply.enforcement
 
     async def stop(self, *, grace_s: Seconds = 0.0) -> None:
         """Ends it and returns when nothing of it is left. Idempotent. ``grace_s``:

@@ -35,7 +35,9 @@ Labels = dict[
 class SandboxSpec(Message, frozen=True):
     """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
     ``routes``: at which port of its loopback interface it reaches an address that the
-    node's operator gave this name, for each a grant ``route.<name>``.
+    node's operator gave this name, for each a grant ``route.<name>``. ``scoring_grace_s``:
+    how long it stands for a verifier when a time limit has ended its work. ``offline``:
+    nothing leaves it, whatever the rules say.
     Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
     that is: the scheduler fills it in."""
 
@@ -54,6 +56,7 @@ class SandboxSpec(Message, frozen=True):
     ttl_running_stop: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     deadline_s: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     on_timeout: Literal["stop", "pause"] = "stop"
+    scoring_grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] = {}
     policy: dict[str, Any] | None = None
     require: list[str] = []
@@ -62,6 +65,7 @@ class SandboxSpec(Message, frozen=True):
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
     routes: dict[Token, Port] = {}
+    offline: bool = False
     source: Uid | None = None
     node: Token | None = None
 
@@ -234,7 +238,8 @@ class EdgeStart(Versioned, frozen=True):
 
 
 class EdgeOpItem(Message, frozen=True):
-    """One operation on one sandbox at a known generation."""
+    """One operation on one sandbox at a known generation. ``asked_at``: when the bus
+    stored the client's request; of two ``set_timeout`` the one asked later counts."""
 
     uid: Uid
     project: Token
@@ -244,6 +249,7 @@ class EdgeOpItem(Message, frozen=True):
     ttl_running_stop: float | None = None
     deadline_s: float | None = None
     trace: str | None = None
+    asked_at: float = 0.0
 
 
 class EdgeOp(Versioned, frozen=True):

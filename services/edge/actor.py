@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 from schemas.exec import PolicyRequest
 from schemas.sandbox import EdgeOpItem, Observation, Observed
-from services.edge import records, repolicing, rules
+from services.edge import records, repolicing, rules, timerecords, timeup
 from services.edge.activity import Activity
 from services.edge.admission import Amount
 from services.edge.branches import captures
-from services.edge.drivers.base import BackendReport, Driver, Exited, Handle, Resumable
+from services.edge.drivers.base import BackendReport, Driver, Exited, Handle
 from services.edge.ending import CANCEL_S, Ending, Fate, Interrupted
 from services.edge.journal import Journal
 from services.edge.layers.locate import Locator
@@ -45,8 +45,6 @@ TELL_STARTING_S = 0.5
 """A start that takes longer is announced before it has ended."""
 READY_S = 10.0
 """Longest wait of a command for a sandbox that is being resumed or found again."""
-LOOK_S = 5.0
-"""Longest question whether commands run in a sandbox that seems idle."""
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 15.0
 MAX_QUEUED = 64
 
@@ -64,6 +62,7 @@ class Context:
     starts: asyncio.Semaphore
     stop_timeout_s: float
     recover_timeout_s: float
+    verifying_max_s: float
     report: Callable[[str], BackendReport]
     gone: Callable[[Sandbox], None]
     find: Callable[[str, str], Sandbox | None]
@@ -90,8 +89,9 @@ class Sandbox:
         self.time = Timekeeper(
             row.times, context.clock, self.activity,
             started_at=row.started_at or context.clock.now(),
-            running=lambda: self.pauses.standing == "running", idle=self._seems_idle,
-            deadline=lambda: self.end(Ending("stopped", "deadline")),
+            running=lambda: self.pauses.standing == "running", turn=self._time_is_up,
+            end=lambda cause: self.end(Ending("stopped", cause)),
+            kept=row.kept, held_max_s=context.verifying_max_s,
         )  # fmt: skip
         self._waking = Waking(lambda: self.operate("wake", None))
         self._context = context
@@ -136,13 +136,13 @@ class Sandbox:
     def operate(self, verb: str, item: EdgeOpItem | None) -> None:
         """Queues an operation; new time limits are in force at once, however long the
         queue. Raises ``Unavailable`` when too many wait."""
+        if verb == "set_timeout" and item is not None:
+            self.time.renew(item.ttl_running_stop, item.deadline_s, asked_at=item.asked_at)
+            if self._phase == "live" and self.ending is None:
+                self.time.look()
         if self._queue.full():
             raise Unavailable(f"sandbox {self.uid}: too many operations wait")
         self._queue.put_nowait((verb, item))
-        if verb == "set_timeout" and item is not None:
-            self.time.renew(item.ttl_running_stop, item.deadline_s)
-            if self._phase == "live" and self.ending is None:
-                self.time.look()
 
     async def found(self) -> None:
         """Returns when the sandbox is there, paused or not. Raises as :meth:`ready`."""
@@ -184,6 +184,10 @@ class Sandbox:
 
     async def enforce(self, request: PolicyRequest) -> Handle:
         return await repolicing.enforce(self, self._context, request)
+
+    async def keep_time(self) -> None:
+        """Journals what of its time is kept."""
+        await self._context.observer.emit([], timerecords.keep(self.uid, self.time.durable))
 
     def observation(self, observed: Observed | None = None, **more: Any) -> Observation:
         """What is true now, at the present generation."""
@@ -351,50 +355,26 @@ class Sandbox:
         elif verb in ("resume", "wake"):
             await self.pauses.resume(self.handle)
             self.activity.touch()
-        elif verb == "idle":
-            await self._idle(self.handle)
+        elif verb == "time":
+            await timeup.act(self, self.handle)
 
     async def _tell(self, verb: str, error: DsecError | None) -> None:
         paused = self.pauses.standing == "paused"
         awake: Observed = "running" if verb == "set_timeout" else "resumed"
         observed: Observed = "paused" if paused else awake
         row = records.state(self.uid, self.generation, paused=paused, times=self.time.times)
+        time = timerecords.keep(self.uid, self.time.durable)
         observation = self.observation(observed, error=to_wire(error) if error else None)
-        await self._context.observer.emit([observation], row, records.op_done(self.uid, verb))
+        done = records.op_done(self.uid, verb)
+        await self._context.observer.emit([observation], row, time, done)
 
     def _cannot_stand(self, error: DsecError) -> None:
         self._failure = error
         self.nudge()
 
-    # -- time ---------------------------------------------------------------------
-
-    def _seems_idle(self) -> bool:
+    def _time_is_up(self) -> bool:
         """In turn with everything else: what came before it is work."""
         with contextlib.suppress(Unavailable):
-            self.operate("idle", None)
+            self.operate("time", None)
             return True
         return False
-
-    async def _idle(self, handle: Handle) -> None:
-        """Time is up for an idle sandbox, unless work came in meanwhile."""
-        if not self.time.idle_taken():
-            return
-        if await self._commands_run(handle):
-            self.activity.touch()
-        elif not self.time.idle_taken():
-            return
-        elif self.accepted.resolved.spec.on_timeout == "pause":
-            self.activity.touch()  # where it can't be paused: not again at once
-            await self.pauses.pause(handle)
-        else:
-            self.end(Ending("stopped", "idle_timeout"))
-
-    async def _commands_run(self, handle: Handle) -> bool:
-        """Whether commands run that nobody follows, as after a restart of the edge."""
-        if not isinstance(self.driver, Resumable):
-            return False
-        try:
-            return await self.fate.race(self.driver.commands(handle), LOOK_S) > 0
-        except (DsecError, TimeoutError) as exc:
-            log.warning("sandbox %s does not say what runs: %r", self.uid, exc)
-            return False

@@ -14,9 +14,11 @@ from typing import Any
 
 from schemas.base import Versioned, decode, encode
 from schemas.sandbox import EdgeOpItem, Observation, ResolvedSpec, StartItem
+from services.edge import timerecords
 from services.edge.claims import Claim
 from services.edge.drivers.base import Handle
 from services.edge.rules import Times
+from services.edge.verifying import Kept
 
 SCHEMA_VERSION = 2
 TOMBSTONE_S = 24 * 3_600.0
@@ -57,8 +59,7 @@ create index if not exists exec_seq on exec (uid, seq);
 create table if not exists outbox (
     id integer primary key, kind text not null, data blob not null
 );
-"""
-
+""" + timerecords.SCHEMA
 
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (
@@ -94,6 +95,7 @@ class SandboxRow:
     started_at: float | None = None
     paused: bool = False
     seq: int = 0
+    kept: Kept = Kept()
 
     @property
     def uid(self) -> str:
@@ -189,6 +191,7 @@ def remove(uid: str) -> list[Change]:
     return [
         ("delete from sandbox where uid = ?", (uid,)),
         ("delete from op where uid = ?", (uid,)),
+        timerecords.forget(uid),
         (f"delete from exec where uid = ? and {_TOLD}", (uid,)),
     ]
 
@@ -299,18 +302,21 @@ _LARGEST = (
 
 def load_sandboxes(db: sqlite3.Connection) -> list[SandboxRow]:
     """All live sandboxes."""
+    kept = timerecords.load(db)
     rows = db.execute(
         "select accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused, "
         "max(seq, coalesce((select max(seq) from exec where exec.uid = sandbox.uid), 0)) "
         "from sandbox"
     )
-    return [
-        SandboxRow(
-            decode(accepted, Accepted), generation, Times(idle_s, deadline_s),
-            _handle(handle), epoch, started_at, bool(paused), seq,
-        )
-        for accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused, seq in rows
-    ]  # fmt: skip
+    found = []
+    for accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused, seq in rows:
+        start = decode(accepted, Accepted)
+        times = Times(idle_s, deadline_s, start.resolved.spec.scoring_grace_s)
+        found.append(SandboxRow(
+            start, generation, times, _handle(handle), epoch, started_at, bool(paused), seq,
+            kept.get(start.item.uid, Kept()),
+        ))  # fmt: skip
+    return found
 
 
 def load_ops(db: sqlite3.Connection) -> list[tuple[str, EdgeOpItem]]:

@@ -98,6 +98,7 @@ class NodeOp:
     ttl_running_stop: float | None = None
     deadline_s: float | None = None
     trace: str | None = None
+    asked_at: float = 0.0
 
 
 @dataclass(slots=True)
