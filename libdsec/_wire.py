@@ -590,12 +590,14 @@ class LeaseRequest(Versioned, frozen=True):
     verifier for ``lease_s`` seconds; 0 gives it back. While it is held no time limit ends
     the sandbox, within the node's bound. One holder at a time: another's is a
     ``conflict``. ``alone``: everything that runs in the sandbox is killed, and until the
-    lease ends only operations with ``Dsec-Lease`` are let in. It resumes nothing."""
+    lease ends only operations with ``Dsec-Lease`` are let in. ``offline``: from here on
+    nothing leaves the sandbox, whatever its rules say. It resumes nothing."""
 
     op_id: OpId
     lease: OpId
     lease_s: Annotated[float, Meta(ge=0, le=LEASE_MAX_S)]
     alone: bool = False
+    offline: bool = False
 
 class LeaseReply(Versioned, frozen=True):
     """``held_s``: how long the lease is held without a renewal; ``left_s``, how long it can

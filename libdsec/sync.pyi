@@ -683,7 +683,7 @@ class Verifying:
     def __exit__(self, *_exc: object) -> None:
         ...
 
-    def alone(self) -> None:
+    def alone(self, *, offline: bool=False) -> None:
         ...
 
     @property

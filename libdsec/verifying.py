@@ -59,14 +59,17 @@ class Verifying(Sandbox):
         with contextlib.suppress(DSecError):
             await self._ask(0.0)
 
-    async def alone(self) -> None:
+    async def alone(self, *, offline: bool = False) -> None:
         """Kills everything that runs in the sandbox, and lets nobody else in until the
-        block ends: commands of others get ``Conflict``. May be repeated."""
-        await self._ask(self.lease_s, alone=True)
+        block ends: calls of others raise ``Conflict``. ``offline``: from then on nothing
+        leaves the sandbox, also afterwards. May be repeated."""
+        await self._ask(self.lease_s, alone=True, offline=offline)
 
-    async def _ask(self, lease_s: float, *, alone: bool = False) -> None:
+    async def _ask(self, lease_s: float, *, alone: bool = False, offline: bool = False) -> None:
         asked_at = time.monotonic()
-        request = LeaseRequest(op_id=_ids.new(), lease=self._lease, lease_s=lease_s, alone=alone)
+        request = LeaseRequest(
+            op_id=_ids.new(), lease=self._lease, lease_s=lease_s, alone=alone, offline=offline
+        )
         reply: LeaseReply = await self._answer("verify", request, LeaseReply)
         self._until = asked_at + reply.held_s
 

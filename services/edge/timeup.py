@@ -14,7 +14,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from schemas.exec import LeaseReply, LeaseRequest
+from schemas.exec import LeaseReply, LeaseRequest, PolicyRequest
+from services.edge import rules
 from services.edge.drivers.base import Handle, Resumable
 from services.edge.drivers.clearing import Clearing
 from services.edge.drivers.offers import offered
@@ -110,8 +111,17 @@ async def run_verify(sandbox: Sandbox, request: LeaseRequest, op: Any) -> LeaseR
             await _clear(sandbox, spare=holder)
         except TimeoutError:
             raise Unavailable("what runs in the sandbox does not end", cause="runtime") from None
+    if request.offline:
+        await _cut_off(sandbox, request.op_id)
     await _kept(sandbox)
     return LeaseReply(op_id=request.op_id, held_s=held_s, left_s=left_s)
+
+
+async def _cut_off(sandbox: Sandbox, op_id: str) -> None:
+    """By the way of any change of policy. One that reaches nothing anyway needs none."""
+    spec = sandbox.accepted.resolved.spec
+    if not spec.offline and rules.policy_of(spec).reaches_out:
+        await sandbox.enforce(PolicyRequest(op_id=op_id, offline=True))
 
 
 async def _kept(sandbox: Sandbox) -> None:
