@@ -6,17 +6,30 @@ Owns: starting operations, judging their errors. Does not own: what users call
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
+from libdsec import _ids
 from libdsec._core import TERMINAL, Core, death
 from libdsec._operation import Operation
-from libdsec._wire import HEADER_LEASE, ExecReply, ExecRequest, SandboxInfo
-from libdsec.errors import Conflict, DSecError, NotFound, SandboxDied
+from libdsec._wire import (
+    HEADER_LEASE,
+    ExecReply,
+    ExecRequest,
+    SandboxInfo,
+    StandingReply,
+    StandingRequest,
+)
+from libdsec.errors import Conflict, DSecError, NotFound, SandboxDied, from_wire
 from libdsec.process import OnOutput, Stdin, collect
 from libdsec.results import ExecResult
+
+OPERATE_S = 60.0
+STAND_S = 5.0
+"""How long a node may take for a pause or a resume before the scheduler is asked."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -38,10 +51,13 @@ class Held:
         node: str | None = None,
         job: str | None = None,
         labels: Mapping[str, str] | None = None,
+        spec: Mapping[str, Any] | None = None,
     ) -> None:
         self._core = core
         self._node = node
         self._id = id
+        self._spec = spec
+        """What it was made of, where that is known: it stays what it was."""
         self._turns: dict[str, list[Operation[ExecReply]]] = {}  # by session, in order
         self.uid = uid
         self.project = project
@@ -102,6 +118,43 @@ class Held:
             operation.marks = {HEADER_LEASE: self._lease}
         await operation.start()
         return operation
+
+    async def _answer(self, verb: str, request: Any, reply_type: type[Any]) -> Any:
+        """The final reply of an operation without streams."""
+        operation: Any = await self._start(verb, request, reply_type)
+        try:
+            reply = await operation.final()
+        except BaseException:
+            operation.abandon()
+            raise
+        if reply.error is not None:
+            raise await self._judged(from_wire(reply.error))
+        return reply
+
+    async def _operate(self, verb: str, *, timeout_s: float = OPERATE_S, **facts: Any) -> None:
+        results = await self._core.operate(
+            verb, self.project, [self.uid], timeout_s=timeout_s, **facts
+        )
+        outcome = results.get(self.uid)
+        if isinstance(outcome, DSecError):
+            raise await self._judged(outcome)
+        if outcome is not None:
+            self.state = outcome
+
+    async def _stand(self, verb: str) -> None:
+        """A pause or a resume, by its node; where that is silent by the scheduler, which
+        has it done when the node is back."""
+        if self._node is None:
+            return await self._operate(verb)
+        request = StandingRequest(op_id=_ids.new())
+        try:
+            async with asyncio.timeout(STAND_S):
+                reply: StandingReply = await self._answer(verb, request, StandingReply)
+        except TimeoutError:
+            return await self._operate(verb)
+        if reply.failure is not None:
+            raise from_wire(reply.failure)
+        self.state = reply.state
 
     async def _verdict(self) -> DSecError | None:
         """Why it is over, ``None`` while it lives."""

@@ -566,6 +566,20 @@ class InfoReply(Versioned, frozen=True):
     time_up: str | None = None
     error: WireError | None = None
 
+class StandingRequest(Versioned, frozen=True):
+    """verbs ``pause`` and ``resume``."""
+
+    op_id: OpId
+
+class StandingReply(Versioned, frozen=True):
+    """It stands still, or goes on: ``state``. ``failure``: it was tried and could not be
+    done, and the sandbox is as before."""
+
+    op_id: OpId
+    state: str = ""
+    failure: WireError | None = None
+    error: WireError | None = None
+
 class PolicyRequest(Versioned, frozen=True):
     """verb ``policy``: other rules for a running (or paused) sandbox. What is ``None``
     stays: ``network_rules`` and ``policy`` replace those of the spec, ``stage`` (of the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from nats.aio.msg import Msg
 
@@ -247,32 +247,32 @@ class DSecClient:
             node=made.node,
             job=args.job,
             labels=args.labels,
+            spec=args.to_spec(),
         )
 
     @overload
     async def restore(
-        self, snapshot: Snapshot | Layer | str, n: None = None, *, job: str | None = None,
+        self, snapshot: Snapshot | Layer | str, n: Literal[1] = 1, *, job: str | None = None,
         timeout: Seconds = CREATE_S, request_id: str | None = None,
     ) -> Sandbox: ...  # fmt: skip
     @overload
     async def restore(
         self, snapshot: Snapshot | Layer | str, n: int, *, job: str | None = None,
         timeout: Seconds = CREATE_S, request_id: str | None = None,
-    ) -> list[Sandbox]: ...  # fmt: skip
+    ) -> Sandbox | list[Sandbox]: ...  # fmt: skip
     async def restore(
-        self, snapshot: Snapshot | Layer | str, n: int | None = None, *, job: str | None = None,
+        self, snapshot: Snapshot | Layer | str, n: int = 1, *, job: str | None = None,
         timeout: Seconds = CREATE_S, request_id: str | None = None,
     ) -> Sandbox | list[Sandbox]:  # fmt: skip
         """A new sandbox with the disk of a snapshot (or packed layer, or the name of
-        either), on any node, with the limits of the sandbox it is of; with ``n`` a list of
-        so many, all or none. Raises ``NotFound``."""
-        name = snapshot if isinstance(snapshot, str) else snapshot.name
-        spec = restored_spec(await self.images.get(name), job=job)
+        either), on any node, with the limits of the sandbox it is of; for ``n`` above 1 a
+        list of so many, all or none. Raises ``NotFound``."""
+        image = await self.images.get(snapshot) if isinstance(snapshot, str) else snapshot.image
         made = await branches(
-            self._core, spec, 1 if n is None else n, timeout=timeout, request_id=request_id,
+            self._core, restored_spec(image, job=job), n, timeout=timeout, request_id=request_id,
             kept=self._keep or job is not None,
         )  # fmt: skip
-        return made[0] if n is None else made
+        return made[0] if n == 1 else made
 
     def job(self, id: str, *, lease_s: Seconds = LEASE_S, on_lost: str = "pause") -> Job:
         """The job ``id``, to be held: ``async with client.job("run-7") as job``. While it is

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from libdsec import _ids
 from libdsec._command import attach_request, command_request, shown
 from libdsec._core import TERMINAL, Core, death
+from libdsec._held import OPERATE_S
 from libdsec._wire import (
     INLINE_BYTES,
     InfoReply,
@@ -22,14 +23,7 @@ from libdsec._wire import (
     SandboxInfo,
 )  # fmt: skip
 from libdsec.args import Seconds, seconds
-from libdsec.errors import (
-    DeadlineExceeded,
-    DSecError,
-    InvalidRequest,
-    NotFound,
-    SandboxDied,
-    from_wire,
-)
+from libdsec.errors import DeadlineExceeded, InvalidRequest, NotFound, SandboxDied
 from libdsec.files import Files
 from libdsec.interaction import BUFFER_BYTES, Interaction
 from libdsec.policing import HasPolicy
@@ -49,8 +43,9 @@ UNLIMITED_BYTES = 1 << 40
 READY_S = 120.0
 READ_S, MAX_READ_S = 0.1, 2.0
 """Waits between reads of the state of a sandbox that is coming up."""
-OPERATE_S = 60.0
 LEASE_S = 60.0
+STANDING = ("running", "pausing", "paused", "resuming")
+"""States of a sandbox that lives on its node."""
 TERMINAL_SIZE = (24, 80)
 """Rows and columns of a terminal that nobody looks at."""
 
@@ -310,13 +305,17 @@ class Sandbox(HasSnapshots, HasPorts, HasPolicy):
             raise NotFound(f"there is no sandbox {self.id}")
         self._seen(found)
         info = info_of(found)
-        if found.state not in ("running", "paused"):
+        if found.state not in STANDING:
             return info
         try:
             live = await self._live()
         except (NotFound, SandboxDied):  # it ended just now: the services may not know yet
             return info_of(await self._core.lookup(self.uid, self.project) or found)
-        return replace(info, usage=dict(live.metrics), enforcement=dict(live.enforcement))
+        if live.state in STANDING:  # its node knows first
+            self.state = live.state
+        return replace(
+            info, state=self.state, usage=dict(live.metrics), enforcement=dict(live.enforcement)
+        )
 
     async def metrics(self) -> dict[str, float]:
         """Live usage: ``cpu_s memory_bytes memory_peak_bytes pids disk_bytes`` and what
@@ -329,16 +328,6 @@ class Sandbox(HasSnapshots, HasPorts, HasPolicy):
         )
         return reply
 
-    async def _answer(self, verb: str, request: Any, reply_type: type[Any]) -> Any:
-        operation: Any = await self._start(verb, request, reply_type)
-        try:
-            reply = await operation.final()
-        except BaseException:
-            operation.abandon()
-            raise
-        if reply.error is not None:
-            raise await self._judged(from_wire(reply.error))
-        return reply
 
     async def stop(self, *, grace_s: Seconds = 0.0) -> None:
         """Ends it and returns when nothing of it is left. Idempotent. ``grace_s``:
@@ -351,11 +340,11 @@ class Sandbox(HasSnapshots, HasPorts, HasPolicy):
 
     async def pause(self) -> None:
         """Freezes it; its memory may be reclaimed. Idempotent."""
-        await self._operate("pause")
+        await self._stand("pause")
 
     async def resume(self) -> None:
         """Lets it go on. Idempotent."""
-        await self._operate("resume")
+        await self._stand("resume")
 
     async def set_timeout(
         self,
@@ -373,13 +362,3 @@ class Sandbox(HasSnapshots, HasPorts, HasPolicy):
         if not given:
             raise InvalidRequest("name a limit to set", field="ttl_running_stop")
         await self._operate("set_timeout", **given)
-
-    async def _operate(self, verb: str, *, timeout_s: float = OPERATE_S, **facts: Any) -> None:
-        results = await self._core.operate(
-            verb, self.project, [self.uid], timeout_s=timeout_s, **facts
-        )
-        outcome = results.get(self.uid)
-        if isinstance(outcome, DSecError):
-            raise await self._judged(outcome)
-        if outcome is not None:
-            self.state = outcome

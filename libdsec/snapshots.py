@@ -146,14 +146,15 @@ class HasSnapshots(Held):
         job and labels are theirs, and each counts in quotas as it does. All or none: where
         one cannot run the others are stopped and its error is raised. Needs the grant
         ``sandbox.fork``. The same ``request_id`` is the same branches."""
-        found = await self._core.lookup(self.uid, self.project)
-        if found is None or found.spec is None:
-            raise NotFound(f"there is no sandbox {self.uid}")
-        spec = msgspec.to_builtins(found.spec) | {"source": self.uid}
+        if self._spec is None:
+            found = await self._core.lookup(self.uid, self.project)
+            if found is None or found.spec is None:
+                raise NotFound(f"there is no sandbox {self.uid}")
+            self._spec = msgspec.to_builtins(found.spec)
         kept = self.uid not in self._core.owned
         return await branches(
-            self._core, spec, n, timeout=timeout, request_id=request_id, kept=kept, verb="fork",
-            project=self.project,
+            self._core, branch_spec(self._spec, self.uid), n, timeout=timeout,
+            request_id=request_id, kept=kept, verb="fork", project=self.project,
         )  # fmt: skip
 
 
@@ -199,8 +200,16 @@ def _sandbox(core: Core, made: Made, spec: Mapping[str, Any], project: str) -> S
 
     return Sandbox(
         core, made.uid, project=project, state=made.state, id=made.id, node=made.node,
-        job=spec.get("job"), labels=spec.get("labels"),
+        job=spec.get("job"), labels=spec.get("labels"), spec=spec,
     )  # fmt: skip
+
+
+def branch_spec(spec: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The spec of a branch of ``source``, which was made of ``spec``. It is the same
+    whoever knows ``spec`` from where, so that a request that is repeated is the same."""
+    plain: dict[str, Any] = msgspec.to_builtins(msgspec.convert(spec, SandboxSpec))
+    plain.pop("node", None)
+    return plain | {"source": source}
 
 
 def restored_spec(image: ImageInfo, *, job: str | None) -> dict[str, Any]:

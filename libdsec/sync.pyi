@@ -833,11 +833,11 @@ class DSecClient:
         ...
 
     @overload
-    def restore(self, snapshot: Snapshot | Layer | str, n: None=None, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> Sandbox:
+    def restore(self, snapshot: Snapshot | Layer | str, n: Literal[1]=1, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> Sandbox:
         ...
 
     @overload
-    def restore(self, snapshot: Snapshot | Layer | str, n: int, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
+    def restore(self, snapshot: Snapshot | Layer | str, n: int, *, job: str | None=None, timeout: Seconds=CREATE_S, request_id: str | None=None) -> Sandbox | list[Sandbox]:
         ...
 
     def job(self, id: str, *, lease_s: Seconds=LEASE_S, on_lost: str='pause') -> Job:

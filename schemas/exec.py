@@ -303,6 +303,22 @@ class InfoReply(Versioned, frozen=True):
     error: WireError | None = None
 
 
+class StandingRequest(Versioned, frozen=True):
+    """verbs ``pause`` and ``resume``."""
+
+    op_id: OpId
+
+
+class StandingReply(Versioned, frozen=True):
+    """It stands still, or goes on: ``state``. ``failure``: it was tried and could not be
+    done, and the sandbox is as before."""
+
+    op_id: OpId
+    state: str = ""
+    failure: WireError | None = None
+    error: WireError | None = None
+
+
 class PolicyRequest(Versioned, frozen=True):
     """verb ``policy``: other rules for a running (or paused) sandbox. What is ``None``
     stays: ``network_rules`` and ``policy`` replace those of the spec, ``stage`` (of the
@@ -381,5 +397,5 @@ class PackReply(Versioned, frozen=True):
 ExecVerb = Literal[
     "exec", "io", "info", "connect", "pack", "file_read", "file_write", "file_stat", "file_list",
     "file_mkdir", "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
-    "trajectory", "policy", "verify",
+    "trajectory", "policy", "verify", "pause", "resume",
 ]  # fmt: skip

@@ -17,6 +17,8 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
     "sandbox.trajectory": ("trajectory",),
     "sandbox.set_policy": ("policy", "info"),
     "sandbox.set_timeout": ("verify",),
+    "sandbox.pause": ("pause",),
+    "sandbox.resume": ("resume",),
 }  # fmt: skip
 """Which exec verbs a grant opens."""
 

@@ -346,6 +346,20 @@ class SandboxQuery(Versioned, frozen=True):
     project: str | None = None
 
 
+class EndedQuery(Versioned, frozen=True):
+    """auth → scheduler, ``dsec.rpc.v1.scheduler.ended``: which sandboxes have ended in the
+    last ``since_s`` seconds? The latest ``limit`` of them."""
+
+    since_s: Annotated[float, Meta(gt=0, le=3600)]
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 2_000
+
+
+class Ended(Versioned, frozen=True):
+    """Pairs of project and uid."""
+
+    sandboxes: list[tuple[Token, Uid]]
+
+
 class SandboxPage(Versioned, frozen=True):
     """Sandboxes in the order of their uids; ``next`` is set where more follow."""
 

@@ -105,9 +105,9 @@ void op_kill(struct op *op)
     if (!op->killing)
         op->kill_end = now_ns() + KILL_MAX_NS;
     op->killing = true;
-    if (op->file && op->at.pid > 1) {
-        if (!op->reaped)
-            kill(op->at.pid, SIGTERM); /* it removes its unfinished file */
+    if (op->file) { /* it removes its unfinished file; told when its process is known */
+        if (op->at.pid > 1 && !op->reaped)
+            kill(op->at.pid, SIGTERM);
     } else if (op->session && session_queued(op)) {
         op_exited(op, SIGKILL);
     } else if (op->session) {
@@ -316,10 +316,13 @@ void op_tick(struct op *op, uint64_t now)
         if (now >= op->kill_end && !op->reaped)
             op_exited(op, SIGKILL);
     } else if (op->killing && now >= op->kill_end && !op->reaped) {
-        if (op->at.pid > 1)
+        if (op->at.pid > 1) {
             kill(op->at.pid, SIGKILL); /* it was stopped, or it hangs */
-        else
+        } else {
+            place_spoil(&op->at);
+            cg_leaf_kill(op->at.leaf, 0);
             op_exited(op, SIGKILL);
+        }
     }
     if (!op->reaped)
         return;

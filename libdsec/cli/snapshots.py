@@ -70,7 +70,7 @@ def restore(
     async def work() -> None:
         async with client() as c:
             made = await c.restore(name, n, job=job)
-        _list(made, as_json=as_json)
+        _list(made if isinstance(made, list) else [made], as_json=as_json)
 
     run(work, as_json=as_json)
 

@@ -17,6 +17,8 @@ from schemas.sandbox import SandboxSpec
 from shared.errors import QuotaExceeded
 
 MILLI = 1000
+RATE = "creations_per_s"
+"""The limit that time alone gives back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Account:
             (_share(self.sandboxes_max, self.sandboxes, 1), "sandboxes"),
             (_share(self.millicores_max, self.millicores, cost.millicores), "cores"),
             (_share(self.memory_mb_max, self.memory_mb, cost.memory_mb), "memory_mb"),
-            (None if self.tokens is None else int(self.tokens), "creations_per_s"),
+            (None if self.tokens is None else int(self.tokens), RATE),
         ]
         return min(rooms, key=lambda r: math.inf if r[0] is None else r[0])
 
@@ -84,7 +86,7 @@ class Account:
             "sandboxes": (self.sandboxes_max, self.sandboxes),
             "cores": ((self.millicores_max or 0) / MILLI, self.millicores / MILLI),
             "memory_mb": (self.memory_mb_max, self.memory_mb),
-            "creations_per_s": (self.rate, None),
+            RATE: (self.rate, None),
         }[limit]
         text = f"{used:g} of {most:g} in use" if used is not None else f"{most:g} allowed"
         wait = (1 - (self.tokens or 0.0)) / self.rate if used is None and self.rate else None
@@ -118,9 +120,7 @@ def admit(
     return fits, reason[0].full(reason[1]) if reason else None
 
 
-def give_back(
-    accounts: Mapping[str, Account], path: Sequence[str], cost: Cost, count: int
-) -> None:
+def give_back(accounts: Mapping[str, Account], path: Sequence[str], cost: Cost, count: int) -> None:
     """Undoes the charge of ``count`` equal sandboxes within the same batch."""
     for project in path:
         accounts[project].take(cost, -count)
@@ -146,6 +146,4 @@ def limits_of(row: Account) -> Limits:
 
 def used_of(row: Account) -> Amounts:
     """A project's use as the API shows it."""
-    return Amounts(
-        sandboxes=row.sandboxes, cores=row.millicores / MILLI, memory_mb=row.memory_mb
-    )
+    return Amounts(sandboxes=row.sandboxes, cores=row.millicores / MILLI, memory_mb=row.memory_mb)

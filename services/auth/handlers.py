@@ -20,12 +20,13 @@ from schemas.base import ErrorReply, encode
 from schemas.image import SnapshotCreate
 from schemas.subjects import parse_client
 from services.auth import access, iam_store, store
-from services.auth.admission import Account, admit, cost_of, give_back
+from services.auth.admission import RATE, Account, admit, cost_of, give_back
 from services.auth.asks import Ask, own_inbox
 from services.auth.creates import Create, Refusal
 from services.auth.delegation import ROUTE, holds, uncovered
 from services.auth.entries import Entry, messages, prepare, refusals_from, refusals_to
 from services.auth.iam import IamDoor
+from services.auth.overdue import release_ended
 from services.auth.settings import Settings
 from shared import ids, telemetry
 from shared.bus import Bus, Outgoing
@@ -68,9 +69,18 @@ class Requests:
                     await self._bulk(list(group))
 
     async def _bulk(self, asks: list[Ask]) -> None:
+        try:
+            await self._settle(asks, final=False)
+        except _Full:
+            await release_ended(self._db, self._bus)
+            await self._settle(asks, final=True)
+
+    async def _settle(self, asks: list[Ask], *, final: bool) -> None:
+        """One transaction. Unless ``final`` it is undone with ``_Full`` where a quota is
+        full that may have room already."""
         entries = [prepare(ask, max_bytes=self._settings.auth_max_request_bytes) for ask in asks]
         async with self._db.transaction() as connection:
-            await self._judge(connection, entries)
+            await self._judge(connection, entries, final=final)
             out = messages(entries, now=self._clock.now())
             out.append(access.message([e.access() for e in entries], self._key))
             rows = await self._outbox.add(connection, out)
@@ -88,7 +98,9 @@ class Requests:
         except Unavailable as exc:  # the client asks again; what was decided stays so
             log.debug("an answer was not sent: %s", exc.message)
 
-    async def _judge(self, connection: AsyncConnection, entries: Sequence[Entry]) -> None:
+    async def _judge(
+        self, connection: AsyncConnection, entries: Sequence[Entry], *, final: bool
+    ) -> None:
         live = [e for e in entries if e.error is None]
         firsts: dict[str, Entry] = {}
         for entry in live:
@@ -110,7 +122,7 @@ class Requests:
         await self._judge_routes(connection, live, paths)
         fresh = [(e, e.create) for k, e in firsts.items() if k in new and e.create is not None]
         if fresh:
-            await self._charge(connection, fresh, paths)
+            await self._charge(connection, fresh, paths, final=final)
         for entry in live:
             if entry is not firsts[entry.key] and entry.error is None:
                 _same_batch(entry, firsts[entry.key], known.get(entry.key))
@@ -143,7 +155,7 @@ class Requests:
 
     async def _charge(
         self, connection: AsyncConnection, fresh: Sequence[tuple[Entry, Create]],
-        paths: dict[str, tuple[str, ...]],
+        paths: dict[str, tuple[str, ...]], *, final: bool,
     ) -> None:  # fmt: skip
         """Charges new creates over their whole chains, as far as quotas allow."""
         chain = {p for e, _ in fresh for p in paths[e.ask.project]}
@@ -158,6 +170,8 @@ class Requests:
                 entry.error = NotFound(f"no project {entry.ask.project}", field="project")
                 continue
             refusals[entry.key] = self._admit(create, path, accounts, rows)
+        if not final and any(map(_may_have_room, itertools.chain(*refusals.values()))):
+            raise _Full
         taken = await store.charge(connection, rows, list(accounts.values()))
         if taken:
             self._hand_back(taken, rows, fresh, paths, accounts, refusals)
@@ -206,6 +220,14 @@ class Requests:
             for index in range(create.total):
                 if (create.uid(index), request) in taken:
                     refusals[entry.key].append(Refusal(index, index + 1, error))
+
+
+class _Full(Exception):
+    """A quota of what is in use refused."""
+
+
+def _may_have_room(refusal: Refusal) -> bool:
+    return refusal.error.field != f"quota.{RATE}"
 
 
 def _ask(message: Received) -> Ask | None:

@@ -23,14 +23,14 @@ from schemas.sandbox import EdgeOpItem, Observation, Observed
 from services.edge import records, repolicing, rules, timerecords, timeup
 from services.edge.activity import Activity
 from services.edge.admission import Amount
-from services.edge.branches import captures
+from services.edge.branches import Captures
 from services.edge.drivers.base import BackendReport, Driver, Exited, Handle
 from services.edge.ending import CANCEL_S, Ending, Fate, Interrupted
 from services.edge.journal import Journal
 from services.edge.layers.locate import Locator
 from services.edge.logged import Numbers
 from services.edge.observer import Observer
-from services.edge.pauses import PAUSE_S, Pauses, Waking
+from services.edge.pauses import PAUSE_S, Asks, Pauses
 from services.edge.records import Change, SandboxRow
 from services.edge.runclock import RunClock
 from services.edge.timekeeping import Timekeeper
@@ -65,7 +65,7 @@ class Context:
     verifying_max_s: float
     report: Callable[[str], BackendReport]
     gone: Callable[[Sandbox], None]
-    find: Callable[[str, str], Sandbox | None]
+    captures: Captures
 
 
 class Sandbox:
@@ -93,7 +93,7 @@ class Sandbox:
             end=lambda cause: self.end(Ending("stopped", cause)),
             kept=row.kept, held_max_s=context.verifying_max_s,
         )  # fmt: skip
-        self._waking = Waking(lambda: self.operate("wake", None))
+        self.asks = Asks(lambda order: self.operate(order, None))
         self._context = context
         self.repolicing = asyncio.Lock()
         self._queue: asyncio.Queue[tuple[str, EdgeOpItem | None]] = asyncio.Queue(MAX_QUEUED)
@@ -163,7 +163,7 @@ class Sandbox:
         try:
             async with asyncio.timeout(READY_S):
                 while self.state != "running" and self.ending is None:
-                    await self.fate.outlast(asyncio.shield(self._waking.ask()), READY_S)
+                    await self.fate.outlast(asyncio.shield(self.asks.ask("wake")), READY_S)
         except TimeoutError:
             raise Unavailable(f"the sandbox is {self.state}", retry_after_s=0.5) from None
         return self.present()
@@ -172,7 +172,7 @@ class Sandbox:
         """Somebody uses what runs in it: a paused sandbox goes on."""
         if self.state in ("pausing", "paused") and self.ending is None:
             with contextlib.suppress(Unavailable):
-                self._waking.ask()
+                self.asks.ask("wake")
 
     def present(self) -> Handle:
         """The handle, right after :meth:`ready`. Raises as it does."""
@@ -212,7 +212,8 @@ class Sandbox:
 
     async def _run(self) -> None:
         try:
-            await (self._start() if self.handle is None else self._recover())
+            with self._context.observer.expected():
+                await (self._start() if self.handle is None else self._recover())
             self.time.look()
             while True:
                 verb, item = await self.fate.race(self._queue.get())
@@ -241,8 +242,7 @@ class Sandbox:
         finally:
             tell.cancel()
         self.time.started(self._context.clock.now())
-        started = records.started(self.uid, self.handle, self.time.started_at)
-        await self._now_live("running", started)
+        await self._now_live(records.started(self.uid, self.handle, self.time.started_at))
 
     async def _start_driver(self) -> Handle:
         item, resolved = self.accepted.item, self.accepted.resolved
@@ -253,7 +253,7 @@ class Sandbox:
             # a store that is slow for some must not keep the places of others
             layers = await self._context.locator.find([one.digest for one in resolved.layers])
             spec = rules.start_spec(item, resolved, layers)
-            async with captures(self.accepted, self._context.find) as below, self._context.starts:
+            async with self._context.captures.below(self.accepted) as below, self._context.starts:
                 return await self.driver.start(replace(spec, captures=below))
 
     def _tell_starting(self) -> None:
@@ -283,11 +283,11 @@ class Sandbox:
             raise Interrupted
         self.handle = found
         self.epoch += 1
-        await self._now_live(None, records.recovered(self.uid, found, self.epoch))
+        await self._now_live(records.recovered(self.uid, found, self.epoch))
 
-    async def _now_live(self, observed: Observed | None, change: Change) -> None:
+    async def _now_live(self, change: Change) -> None:
         self.activity.touch()
-        now = observed or ("paused" if self.pauses.standing == "paused" else "running")
+        now: Observed = "paused" if self.pauses.standing == "paused" else "running"
         await self._context.observer.emit([self.observation(now)], change)
         if self.ending is None:
             self._phase = "live"
@@ -338,21 +338,21 @@ class Sandbox:
             error = Unavailable(f"{verb}: no answer in {PAUSE_S:g} s")
         except DsecError as exc:
             error = exc
-        finally:
-            if verb == "wake":
-                self._waking.done(error)
+        if verb == "wake":
+            self.asks.done(verb, error)
         if item is not None or error or before != self.pauses.standing:
             if verb == "wake" and error is None:
                 error, self._failure = self._failure, None
             await self._tell(verb, error)
+        self.asks.done(verb, error)
         if self.ending is None:
             self.time.look()
 
     async def _do(self, verb: str) -> None:
         assert self.handle is not None
-        if verb == "pause":
+        if verb in ("pause", "halt"):
             await self.pauses.pause(self.handle)
-        elif verb in ("resume", "wake"):
+        elif verb in ("resume", "wake", "go"):
             await self.pauses.resume(self.handle)
             self.activity.touch()
         elif verb == "time":

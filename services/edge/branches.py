@@ -4,42 +4,94 @@ Owns: that the branches of one fork share one copy, held until each of them lies
 Does not own: the copy (driver, :mod:`services.edge.snapshots`), which sandboxes are
 branches (the scheduler).
 
-The copy's id is the fork's request id: whichever branch is first has it made, the others
-find it, also one that is started again while a sibling lives.
+The copy's id is the fork's request id: the first branch has it made, the others wait for
+it beside that one. A branch that is started again while a sibling lives finds it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.edge import snapshots
-from shared.errors import NotFound
+from services.edge.drivers.snapshotting import Captured, Snapshotting
+from shared.errors import DsecError, NotFound
 
 if TYPE_CHECKING:
     from services.edge.actor import Sandbox
     from services.edge.records import Accepted
 
+log = logging.getLogger(__name__)
+
 Find = Callable[[str, str], "Sandbox | None"]
 """A sandbox of this node by project and uid."""
 
 
-@asynccontextmanager
-async def captures(accepted: Accepted, find: Find) -> AsyncIterator[Sequence[str]]:
-    """The captures that a start lies upon, kept while the context lasts: none but for a
-    branch. Raises ``NotFound`` (``source``) and as :func:`snapshots.capture`."""
-    source, branch = accepted.resolved.spec.source, accepted.resolved.branch
-    if source is None or branch is None:
-        yield ()
-        return
-    sandbox = find(accepted.item.project, source)
-    if sandbox is None:
-        raise NotFound(f"its source {source} is not on this node", field="source", cause="runtime")
-    driver = snapshots.snapshotting(sandbox)
-    captured = await snapshots.capture(sandbox, branch)
-    try:
-        yield captured.captures
-    finally:
-        await asyncio.shield(driver.release(captured.id))
+@dataclass(slots=True)
+class _Copy:
+    """The one copy of a fork: made or being made, for so many of its branches."""
+
+    made: asyncio.Task[Captured]
+    driver: Snapshotting
+    wanted: int = 0
+
+
+class Captures:
+    """The copies that starts under way lie upon."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._copies: dict[tuple[str, str], _Copy] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def below(self, accepted: Accepted) -> AsyncIterator[Sequence[str]]:
+        """The captures that a start lies upon, kept while the context lasts: none but for a
+        branch. Raises ``NotFound`` (``source``) and as :func:`snapshots.capture`."""
+        source, branch = accepted.resolved.spec.source, accepted.resolved.branch
+        if source is None or branch is None:
+            yield ()
+            return
+        key = (accepted.item.project, branch)
+        copy = self._copies.get(key)
+        if copy is None:
+            copy = self._copies[key] = self._copy(accepted.item.project, source, branch)
+        copy.wanted += 1
+        try:
+            yield (await asyncio.shield(copy.made)).captures
+        finally:
+            copy.wanted -= 1
+            if not copy.wanted:
+                del self._copies[key]
+                # the last branch that starts waits for none of this
+                task = asyncio.create_task(_let_go(copy), name=f"capture {branch}")
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+
+    def _copy(self, project: str, source: str, branch: str) -> _Copy:
+        sandbox = self._find(project, source)
+        if sandbox is None:
+            text = f"its source {source} is not on this node"
+            raise NotFound(text, field="source", cause="runtime")
+        driver = snapshots.snapshotting(sandbox)
+        work = snapshots.capture(sandbox, branch)
+        return _Copy(asyncio.create_task(work, name=f"capture {branch}"), driver)
+
+    async def close(self) -> None:
+        """Returns when what is not needed any more is given back."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+
+async def _let_go(copy: _Copy) -> None:
+    copy.made.cancel()  # nobody waits for it any more, if it is not made
+    with suppress(asyncio.CancelledError, DsecError):
+        captured = await copy.made
+        try:
+            await copy.driver.release(captured.id)
+        except Exception:  # the driver's next sweep collects it
+            log.exception("capture %s is not given back", captured.id)

@@ -4,8 +4,10 @@ Owns: that each is published at least once, whatever dies in between, coalesced,
 order. Does not own: what was observed.
 
 A record is journalled with the change it reports, published in the next batch, and
-leaves the journal when the stream has stored it. A batch is whatever waits: nothing
-waits for more to come, except access records, which nobody waits for.
+leaves the journal when the stream has stored it. A batch is whatever waits. What was
+observed waits for more while sandboxes start, not for long: sandboxes that are started
+together are told of together, which leaves the cores to those that still start. Access
+records always wait: nobody waits for them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -37,6 +39,8 @@ MAX_BATCH = 1_000
 MAX_UNSENT = 200_000
 """Access records kept while the bus is away; more are dropped and counted."""
 ACCESS_LINGER_S = 0.5
+STARTS_LINGER_S = 0.02
+"""Longest wait of an observation while sandboxes start."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
 
 OBSERVATIONS, ACCESS = "sandbox", "access"
@@ -44,8 +48,10 @@ OBSERVATIONS, ACCESS = "sandbox", "access"
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
+    """``linger``: how long what waits is to wait for more."""
+
     kind: str
-    linger_s: float
+    linger: Callable[[], Awaitable[object]]
     render: Callable[[list[bytes]], bytes]
 
 
@@ -80,8 +86,7 @@ class Publisher:
             if not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
-            if self._lane.linger_s:
-                await asyncio.sleep(self._lane.linger_s)
+            await self._lane.linger()
             try:
                 await self._publish()
                 backoff_s = BACKOFF_MIN_S
@@ -137,12 +142,15 @@ class Observer:
             return encode(AccessRecords(source="edge", records=written))
 
         self.observations = Publisher(
-            _Lane(OBSERVATIONS, 0.0, observations), node=node, link=link, journal=journal
+            _Lane(OBSERVATIONS, self._linger, observations), node=node, link=link, journal=journal
         )
         self.access = Publisher(
-            _Lane(ACCESS, ACCESS_LINGER_S, access), node=node, link=link, journal=journal
+            _Lane(ACCESS, lambda: asyncio.sleep(ACCESS_LINGER_S), access),
+            node=node, link=link, journal=journal,
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._expected = 0
+        self._complete = asyncio.Event()
 
     def start(self) -> None:
         """Begins publishing."""
@@ -172,6 +180,23 @@ class Observer:
             log.error("not journalled: %s", exc.message)
         for row, data in rows:
             self.observations.put(row, data)
+
+    @contextlib.contextmanager
+    def expected(self) -> Iterator[None]:
+        """While it lasts, an observation is about to come."""
+        self._expected += 1
+        self._complete.clear()
+        try:
+            yield
+        finally:
+            self._expected -= 1
+            if not self._expected:
+                self._complete.set()
+
+    async def _linger(self) -> None:
+        if self._expected:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._complete.wait(), STARTS_LINGER_S)
 
     def accessed(
         self, access: Access, *changes: Change, done: Callable[[], None] | None = None

@@ -119,32 +119,39 @@ class Pauses:
             await asyncio.wait({task})
 
 
-class Waking:
-    """One resume for all who ask for it. ``order`` has it done in turn."""
+Order = Literal["wake", "halt", "go"]
+"""Of whoever asks at the door: a resume for an operation, a pause, a resume."""
 
-    def __init__(self, order: Callable[[], None]) -> None:
+
+class Asks:
+    """One change for all who ask for the same. ``order`` has it done in turn."""
+
+    def __init__(self, order: Callable[[Order], None]) -> None:
         self._order = order
-        self._asked: asyncio.Future[None] | None = None
+        self._asked: dict[str, asyncio.Future[None]] = {}
 
-    def ask(self) -> asyncio.Future[None]:
-        """Done when the sandbox runs; its failure is ``Unavailable``. Raises
+    def ask(self, what: Order) -> asyncio.Future[None]:
+        """Done when it is so; of a ``wake`` the failure is ``Unavailable``. Raises
         ``Unavailable`` when too much waits."""
-        if self._asked is None:
-            self._order()
-            self._asked = asyncio.get_running_loop().create_future()
-            self._asked.add_done_callback(_heard)
-        return self._asked
+        asked = self._asked.get(what)
+        if asked is None:
+            self._order(what)
+            asked = self._asked[what] = asyncio.get_running_loop().create_future()
+            asked.add_done_callback(_heard)
+        return asked
 
-    def done(self, error: DsecError | None) -> None:
+    def done(self, what: str, error: DsecError | None) -> None:
         """It had its turn, with this outcome."""
-        asked, self._asked = self._asked, None
+        asked = self._asked.pop(what, None)
         if asked is None:
             return
         if error is None:
             asked.set_result(None)
-        else:
+        elif what == "wake":
             text = f"the sandbox cannot be resumed: {error.message}"
             asked.set_exception(Unavailable(text, retry_after_s=0.5))
+        else:
+            asked.set_exception(error)
 
 
 def _heard(asked: asyncio.Future[None]) -> None:

@@ -276,6 +276,7 @@ def prune(now: float) -> list[Change]:
     newest = "delete from {0} where at <= (select at from {0} order by at desc limit 1 offset ?)"
     return [
         ("delete from op where uid not in (select uid from sandbox)", ()),
+        ("delete from timing where uid not in (select uid from sandbox)", ()),
         ("delete from tombstone where at < ?", (now - TOMBSTONE_S,)),
         (_KEEP_NUMBERS, ()),
         (_ENDED, ()),

@@ -23,6 +23,7 @@ from schemas.sandbox import EdgeOp, EdgeOpItem, EdgeStart, Observation, StartIte
 from services.edge import records, rules
 from services.edge.actor import Context, Sandbox
 from services.edge.admission import Amount, Limits, Measured, admit
+from services.edge.branches import Captures
 from services.edge.drivers.base import BackendReport, Driver, Exited, Resumable
 from services.edge.ending import Ending
 from services.edge.journal import Journal
@@ -91,7 +92,7 @@ class Supervisor:
             starts=asyncio.Semaphore(bounds.start_concurrency),
             stop_timeout_s=bounds.stop_timeout_s, recover_timeout_s=bounds.recover_timeout_s,
             verifying_max_s=bounds.verifying_max_s,
-            report=self._report, gone=self._gone, find=self.find,
+            report=self._report, gone=self._gone, captures=Captures(self.find),
         )  # fmt: skip
 
     # -- the edge starts and ends ---------------------------------------------------
@@ -158,6 +159,7 @@ class Supervisor:
     async def close(self) -> None:
         """Sandboxes live on; starts in flight are undone and begin again next time."""
         await asyncio.gather(*(s.close() for s in list(self.sandboxes.values())))
+        await self._context.captures.close()
         for name, driver in self._drivers.items():
             try:
                 async with asyncio.timeout(CLOSE_S):

@@ -28,8 +28,10 @@ from schemas.exec import (
     PackRequest,
     PolicyReply,
     PolicyRequest,
+    StandingReply,
+    StandingRequest,
 )
-from services.edge import fileverbs, repolicing, snapshots, timeup
+from services.edge import fileverbs, repolicing, snapshots, standing, timeup
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
     ExecOutcome,
@@ -50,8 +52,9 @@ USAGE_S = 2.0
 LIVE = ("running", "pausing", "paused", "resuming")
 
 Reply = (
-    ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | PackReply | LeaseReply | Page
-)
+    ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | StandingReply | PackReply
+    | LeaseReply | Page
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,8 @@ VERBS: dict[str, Verb] = {
     "policy": Verb(
         PolicyRequest, PolicyReply, repolicing.run_policy, check=repolicing.check, wakes=False
     ),
+    "pause": Verb(StandingRequest, StandingReply, standing.run_pause, wakes=False, aside=True),
+    "resume": Verb(StandingRequest, StandingReply, standing.run_resume, wakes=False, aside=True),
     "connect": Verb(ConnectRequest, ConnectReply, run_connect, repeats=False, operation=Connection),
     "pack": Verb(PackRequest, PackReply, snapshots.run_pack, wakes=False, aside=True),
     "verify": Verb(LeaseRequest, LeaseReply, timeup.run_verify, wakes=False, aside=True),

@@ -16,7 +16,7 @@ from schemas.iam import IamQuery
 from schemas.image import ImageChanged, LayerUseQuery, OriginQuery
 from schemas.job import JobQuery
 from schemas.node import Heartbeat, JoinRequest
-from schemas.sandbox import SandboxQuery
+from schemas.sandbox import EndedQuery, SandboxQuery
 from schemas.subjects import EDGE_DURABLE, durable, hb, join, rpc
 from services.scheduler import nodes
 from services.scheduler.creates import Creates
@@ -62,9 +62,7 @@ class App:
         self.images = Images(self.bus, settings.resolve_s)
         self.work = Work(settings, self.db, self.bus, self.outbox, self.fleet, self.images)
         self.jobs = Jobs(self.work, self.db, connected=self._connected)
-        self.handlers = Handlers(
-            self.work, Creates(self.work), Ops(self.work, self.db), self.jobs
-        )
+        self.handlers = Handlers(self.work, Creates(self.work), Ops(self.work, self.db), self.jobs)
         self.watcher = Watcher(settings, self.db, self.load, connected=self._connected)
         self.reconciler = Reconciler(self.work, self.db, self.fleet, self.jobs)
         self.consumers = [
@@ -94,6 +92,7 @@ class App:
             rpc("scheduler", "environments"), EnvironmentsQuery, questions.environments,
             queue=QUEUE,
         )  # fmt: skip
+        self.bus.answer(rpc("scheduler", "ended"), EndedQuery, questions.ended, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "jobs"), JobQuery, self.jobs.page, queue=QUEUE)
         self.bus.answer(rpc("scheduler", "nodes"), IamQuery, questions.nodes, queue=QUEUE)
 

@@ -75,6 +75,9 @@ def _pause_resume(
     op_id = command.request.request_id
     done, going = (life.PAUSED, life.PAUSING) if verb == "pause" else (life.RUNNING, life.RESUMING)
     if row.state == done:
+        # its client may have had the opposite done at the node, and we not have heard of it
+        again = changes.rows[row.uid] = replace(row, generation=row.generation + 1)
+        changes.ops.append(decide.node_op(again, verb, trace=command.trace))
         return None
     if row.state == going:
         changes.rows[row.uid] = replace(row, op_id=op_id)

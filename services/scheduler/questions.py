@@ -11,7 +11,7 @@ from schemas.hotset import EnvironmentCount, EnvironmentCounts, EnvironmentsQuer
 from schemas.iam import IamQuery
 from schemas.image import LayerUse, LayerUseQuery, Origin, OriginQuery
 from schemas.node import JoinReply, JoinRequest, NodeInfo, NodeList, Resources
-from schemas.sandbox import ResolvedSpec, SandboxPage, SandboxQuery
+from schemas.sandbox import Ended, EndedQuery, ResolvedSpec, SandboxPage, SandboxQuery
 from schemas.subjects import EDGE_DURABLE
 from services.scheduler import nodes, reads, requests, store
 from services.scheduler.fleet import Fleet
@@ -87,12 +87,17 @@ class Questions:
             )
         return LayerUse(used=used)
 
+    async def ended(self, query: EndedQuery, _: Incoming) -> Ended:
+        """What is over; auth may not have heard of it yet."""
+        async with self._db.transaction() as connection:
+            return Ended(
+                sandboxes=await reads.ended(connection, since_s=query.since_s, limit=query.limit)
+            )
+
     async def environments(self, query: EnvironmentsQuery, _: Incoming) -> EnvironmentCounts:
         """What was started how often."""
         async with self._db.transaction() as connection:
-            rows = await reads.environments(
-                connection, since_s=query.since_s, limit=query.limit
-            )
+            rows = await reads.environments(connection, since_s=query.since_s, limit=query.limit)
         return EnvironmentCounts(
             environments=[EnvironmentCount(digests=d, sandboxes=n) for d, n in rows]
         )

@@ -59,6 +59,20 @@ async def used_layers(
     return [digest for (digest,) in rows]
 
 
+_ENDED = text(
+    "select project, uid from sandbox where state in ('stopped', 'failed', 'rejected', 'lost') "
+    "and changed_at > now() - make_interval(secs => :since) order by changed_at desc limit :n"
+)
+
+
+async def ended(
+    connection: AsyncConnection, *, since_s: float, limit: int
+) -> list[tuple[str, str]]:
+    """Project and uid of what ended in the last ``since_s`` seconds, the latest first."""
+    rows = await fetch(connection, _ENDED, since=since_s, n=limit)
+    return [(project, uid) for project, uid in rows]
+
+
 _ENVIRONMENTS = text(
     "select digests, sum(n)::bigint from ("
     "  select request_id, spec_idx, count(*) as n from sandbox where request_id is not null"

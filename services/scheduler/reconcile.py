@@ -132,6 +132,7 @@ class Reconciler:
             (retention.operations, self._settings.op_keep_s),
             (retention.ended, keep_s), (retention.requests, keep_s),
             (retention.jobs, self._settings.job_keep_s),
+            (retention.nodes, self._settings.node_keep_s),
         ):  # fmt: skip
             portion = self._db.portion(partial(prune, keep_s=age_s, limit=rows))
             total += await portions(portion, size=rows, most=MAX_PORTIONS)

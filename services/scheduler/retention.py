@@ -2,6 +2,7 @@
 
 Owns: the statements that delete, each for a portion. What lives is never touched: only
 ended sandboxes go, and requests, specs and transitions only with the last of theirs.
+Of nodes those go that were lost long ago, unless an operator cordoned them.
 """
 
 from __future__ import annotations
@@ -43,6 +44,14 @@ _JOBS = text(
 )
 
 
+_NODES = text(
+    "delete from node where id in (select id from node n "
+    "where lost_at < now() - make_interval(secs => :keep) and admin <> 'cordoned' "
+    f"and not exists (select 1 from sandbox s where s.node = n.id and {LIVE}) "
+    "limit :n for update skip locked) returning id"
+)
+
+
 async def ended(connection: AsyncConnection, *, keep_s: float, limit: int) -> int:
     """Deletes sandboxes that ended ``keep_s`` ago with their history; returns how many."""
     return len(await fetch(connection, _ENDED, keep=keep_s, n=limit))
@@ -61,3 +70,8 @@ async def operations(connection: AsyncConnection, *, keep_s: float, limit: int) 
 async def jobs(connection: AsyncConnection, *, keep_s: float, limit: int) -> int:
     """Deletes jobs that nobody holds or used for so long, and that nothing lives of."""
     return len(await fetch(connection, _JOBS, keep=keep_s, n=limit))
+
+
+async def nodes(connection: AsyncConnection, *, keep_s: float, limit: int) -> int:
+    """Deletes nodes that were lost so long ago and hold nothing."""
+    return len(await fetch(connection, _NODES, keep=keep_s, n=limit))

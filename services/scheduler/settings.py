@@ -69,6 +69,8 @@ class Settings(Common, kw_only=True):
     """How late a renewal may be processed before its job counts as lost."""
     job_keep_s: float = 30 * 86_400.0
     """A job without a lease and without live sandboxes is forgotten after it."""
+    node_keep_s: float = 7 * 86_400.0
+    """A lost node without sandboxes that nobody cordoned is forgotten after it."""
     forget_s: float = 60.0
     """Between removals of what is past its use."""
     op_keep_s: float = 3600.0

@@ -121,6 +121,8 @@ async def test_an_exceeded_quota_names_the_limit(fake_system, client) -> None:
         for sandbox in results:
             if not isinstance(sandbox, DSecError):
                 await sandbox.stop()
+                again = await small.create(FAKE, timeout=20)  # its place is free at once
+                await again.stop()
     await until(lambda: _unused(client, project.id), what="quota back to zero")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 
 import pytest
@@ -22,6 +24,15 @@ async def until_state(box: Sandbox, state: str) -> None:
         return await shown(box) == state
 
     await until(reached, within_s=15, what=state)
+
+
+async def until_listed(world: World, box: Sandbox, state: str) -> None:
+    """The services hear of it from its node, a moment later."""
+
+    async def listed() -> bool:
+        return {s.uid: s.state async for s in world.client.list()}[box.uid] == state
+
+    await until(listed, within_s=60, what=f"listed as {state}")
 
 
 async def test_changes_survive_every_pause(box: Sandbox) -> None:
@@ -100,6 +111,7 @@ async def test_a_terminal_and_a_connection_live_on(box: Sandbox) -> None:
 
 async def test_many_at_once_resume_it_once(world: World, box: Sandbox) -> None:
     await box.pause()
+    await until_listed(world, box, "paused")
     seen: list[str] = []
 
     async def listen() -> None:
@@ -111,7 +123,7 @@ async def test_many_at_once_resume_it_once(world: World, box: Sandbox) -> None:
     await asyncio.sleep(0.3)
     results = await asyncio.gather(*(box.exec(f"echo {n}") for n in range(20)))
     assert [r.stdout for r in results] == [f"{n}\n".encode() for n in range(20)]
-    await until_state(box, "running")
+    await until_listed(world, box, "running")
     await asyncio.sleep(0.2)
     listening.cancel()
     assert seen == ["running"]
@@ -133,11 +145,10 @@ async def test_listing_info_and_metrics_show_it_and_wake_nothing(
     world: World, box: Sandbox
 ) -> None:
     await box.pause()
-    listed = {s.uid: s.state async for s in world.client.list()}
-    assert listed[box.uid] == "paused"
     info = await box.info()
     assert info.state == "paused" and info.usage["memory_bytes"] > 0
     assert (await box.metrics())["pids"] > 0
+    await until_listed(world, box, "paused")
     assert await shown(box) == "paused"
     await box.resume()
 
@@ -170,6 +181,26 @@ async def test_an_edge_that_dies_keeps_a_pause(world: World) -> None:
         await world.system.restart(world.edge)
         await until_state(box, "running")
         assert (await box.run_shell("echo $x")).stdout == b"kept\n"
+
+
+async def test_a_pause_that_a_frozen_edge_does_not_answer_is_done_when_it_is_back(
+    world: World,
+) -> None:
+    """(L14) The client is told so, and the scheduler remembers it."""
+    async with await world.client.create(fake_args(), timeout=CREATE_S) as box:
+        pid = world.system.pids()[world.edge]
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(60):
+                with pytest.raises(Unavailable, match=r"pausing: node .* is silent"):
+                    await box.pause()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until_listed(world, box, "paused")
+        assert await shown(box) == "paused"
+        await box.resume()
+        assert (await box.exec("echo on")).stdout == b"on\n"
 
 
 async def test_idle_containers_pause_and_come_back(world: World) -> None:

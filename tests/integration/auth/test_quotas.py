@@ -9,9 +9,12 @@ from typing import Any
 
 from sqlalchemy import text
 
+from schemas.sandbox import Ended, EndedQuery
+from schemas.subjects import rpc
 from services.auth.app import App
 from services.auth.reconcile import Reconciler
 from shared import ids
+from shared.bus import Bus, Incoming
 from tests.integration.auth.conftest import (
     FAKE,
     MARKS,
@@ -31,6 +34,7 @@ from tests.integration.auth.conftest import (
 )
 
 pytestmark = MARKS
+
 
 async def test_the_first_that_fit_are_admitted_and_the_full_project_is_named(
     stack: Stack, admin: Person, commands: Commands
@@ -94,6 +98,36 @@ async def test_a_rejected_create_frees_its_place_in_the_same_step(
         assert refusals(command) == {}
         await over(stack, project, request["request_id"], "rejected")
         await until_used(stack, project, (0, 0, 0))
+
+
+async def test_what_is_over_makes_room_before_its_event_is_heard(
+    stack: Stack, admin: Person, commands: Commands
+) -> None:
+    """A client that was told of an end asks again at once."""
+    project = await new_project(admin, quota={"sandboxes": 1})
+    first = body(FAKE)
+    await send(admin, project, first)
+    await commands.wait(project, 1)
+    told: list[tuple[str, str]] = []
+
+    async def ended(_query: EndedQuery, _: Incoming) -> Ended:
+        return Ended(sandboxes=told)
+
+    scheduler = Bus(stack.service("scheduler"), "scheduler")
+    scheduler.answer(rpc("scheduler", "ended"), EndedQuery, ended)
+    await scheduler.start()
+    try:
+        await send(admin, project, body(FAKE))
+        (found,) = refusals((await commands.wait(project, 2))[1]).values()
+        assert found["field"] == "quota.sandboxes"
+        told.append((project, first["request_id"]))
+        await send(admin, project, body(FAKE))
+        assert refusals((await commands.wait(project, 3))[2]) == {}
+    finally:
+        await scheduler.close()
+    await over(stack, project, first["request_id"], "stopped")
+    await asyncio.sleep(QUIET_S)
+    assert await used(stack, project) == (1, 500, 64)
 
 
 async def test_two_instances_at_once_never_overfill_a_chain(

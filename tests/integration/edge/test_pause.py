@@ -9,9 +9,17 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from schemas.exec import ExecReply, ExecRequest, FileRequest, InfoRequest
+from schemas.base import decode
+from schemas.exec import (
+    ExecReply,
+    ExecRequest,
+    FileRequest,
+    InfoRequest,
+    StandingReply,
+    StandingRequest,
+)
 from shared import ids
-from tests.integration.edge.cluster import Cluster, cluster, until
+from tests.integration.edge.cluster import WAIT_S, Cluster, cluster, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -75,6 +83,78 @@ async def test_a_failed_pause_leaves_it_running(system: Cluster) -> None:
     )
     assert seen.observed == "resumed" and seen.error.code == "unavailable"
     assert (await exec_(system, uid, "echo on")).stdout == b"on\n"
+
+
+async def stand(system: Cluster, uid: str, verb: str) -> StandingReply:
+    answer = await system.caller.call(uid, verb, StandingRequest(op_id=ids.new()))
+    return decode(await asyncio.wait_for(answer.final, WAIT_S), StandingReply)
+
+
+async def test_a_client_pauses_and_resumes_at_the_node(system: Cluster) -> None:
+    uid = await system.running()
+    for _ in range(20):
+        assert (await stand(system, uid, "pause")).state == "paused"
+        assert await state(system, uid) == "paused"
+        assert (await stand(system, uid, "pause")).state == "paused"
+        assert (await stand(system, uid, "resume")).state == "running"
+        assert await state(system, uid) == "running"
+    await until(lambda: system.scheduler.seen(uid).count("resumed") == 20)
+    seen = [s for s in system.scheduler.seen(uid) if s in ("paused", "resumed")]
+    assert seen == ["paused", "resumed"] * 20
+    assert (await exec_(system, uid, "echo on")).stdout == b"on\n"
+
+
+async def test_what_a_client_asked_for_at_the_node_outlives_the_edge(system: Cluster) -> None:
+    """(L14)"""
+    still, going = await system.running(), await system.running()
+    for uid in (still, going):
+        assert (await stand(system, uid, "pause")).state == "paused"
+    assert (await stand(system, going, "resume")).state == "running"
+    await restart(system)  # by a kill, right after the answers
+    await until_standing(system, still)
+    await until_standing(system, going)
+    assert (await state(system, still), await state(system, going)) == ("paused", "running")
+
+
+async def until_standing(system: Cluster, uid: str) -> None:
+    while await state(system, uid) not in ("running", "paused"):
+        await asyncio.sleep(0.05)
+
+
+async def test_a_pause_at_the_node_that_fails_says_why_and_changes_nothing(
+    system: Cluster,
+) -> None:
+    uid = await system.running(options={"pause_error": 1, "resume_error": 1})
+    failed = await stand(system, uid, "pause")
+    assert failed.failure is not None and failed.failure.code == "unavailable"
+    assert (failed.state, failed.error) == ("running", None)
+    assert (await stand(system, uid, "pause")).failure is None
+    failed = await stand(system, uid, "resume")
+    assert failed.failure is not None and failed.state == "paused"
+    assert (await stand(system, uid, "resume")).state == "running"
+    gone = await stand(system, ids.new(), "pause")
+    assert gone.error is not None and gone.error.code == "not_found"
+
+
+async def test_many_clients_share_one_pause_whose_end_all_hear(system: Cluster) -> None:
+    uid = await system.running()
+    replies = await asyncio.gather(*(stand(system, uid, "pause") for _ in range(20)))
+    assert {r.state for r in replies} == {"paused"}
+    mixed = await asyncio.gather(
+        *(stand(system, uid, verb) for verb in ("resume", "pause", "resume") for _ in range(10))
+    )
+    assert all(r.failure is None and r.error is None for r in mixed)
+    assert (await exec_(system, uid, "echo on")).stdout == b"on\n"
+
+
+async def test_a_stop_answers_who_asked_for_a_pause(system: Cluster) -> None:
+    uid = await system.running(options={"pause_hang": 1})
+    asked = asyncio.ensure_future(stand(system, uid, "pause"))
+    while await state(system, uid) != "pausing":
+        await asyncio.sleep(0.02)
+    await system.scheduler.op("stop", uid, generation=3)
+    reply = await asked
+    assert reply.error is not None and reply.error.code in ("sandbox_died", "not_found")
 
 
 async def test_memory_that_cannot_be_given_back_lets_it_go_on(system: Cluster) -> None:

@@ -218,3 +218,26 @@ async def test_set_timeout_reaches_the_edge(world: World) -> None:
     assert results[uids[0]].state == "running"
     verb, op = (await eventually(lambda: edge.ops))[0]
     assert (verb, op.ttl_running_stop, op.deadline_s) == ("set_timeout", 7.0, 9.0)
+
+
+async def test_a_pause_of_what_its_client_resumed_at_the_node_just_now_counts(
+    world: World,
+) -> None:
+    """The row is older than what the node did; what the node tells of it comes late."""
+    await world.scheduler()
+    edge = await world.edge("n1")
+    trainer = await world.trainer()
+    (uid,) = uids = await trainer.create(job="j")
+    await trainer.settled(uids)
+    for verb, other, told in (("pause", "running", "resumed"), ("resume", "paused", "paused")):
+        state = {"pause": "paused", "resume": "running"}[verb]
+        assert (await trainer.operate(verb, uids))[uid].state == state
+        generation = edge.ops[-1][1].generation
+        edge.live[uid] = other
+        assert (await trainer.operate(verb, [], job="j"))[uid].state == state
+        await eventually(lambda s=state: edge.live[uid] == s)
+        await edge.observe([saw(uid, generation, told)])
+        asked = len(edge.ops)
+        assert (await trainer.operate(verb, uids))[uid].state == state
+        await eventually(lambda n=asked: len(edge.ops) == n + 1)
+    assert await world.states() == {"running": 1}

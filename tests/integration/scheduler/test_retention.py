@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import text
 
+from services.scheduler import retention
 from services.scheduler.settings import KEEP_LEAST_S
 from shared.errors import InvalidRequest
 from shared.settings import load
@@ -43,6 +45,22 @@ async def test_ended_sandboxes_go_with_all_that_hangs_on_them(world: World) -> N
     assert await app.reconciler.forget() == 0
     stopped = await trainer.operate("stop", [*alive, half[1]])
     assert {r.state for r in stopped.values()} == {"stopped"}
+
+
+async def test_nodes_lost_long_ago_go_unless_cordoned(world: World) -> None:
+    app = await world.scheduler()
+    for node in ("young", "old", "shut"):
+        await world.edge(node)
+    keep_s = app.settings.node_keep_s
+    old = text(
+        "update node set lost_at = now() - make_interval(secs => :age), "
+        "admin = case id when 'shut' then 'cordoned' else 'ready' end where id <> 'young'"
+    )
+    async with app.db.transaction() as connection:  # no heartbeat comes between
+        await connection.execute(old, {"age": keep_s + 1})
+        assert await retention.nodes(connection, keep_s=keep_s, limit=10) == 1
+        left = await connection.execute(text("select id from node"))
+        assert {row[0] for row in left} == {"young", "shut"}
 
 
 async def test_retention_is_longer_than_a_command_may_be_on_its_way() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+
+import pytest
 
 from schemas.base import decode
 from schemas.sandbox import EdgeObservations, Observation
@@ -15,6 +18,8 @@ from services.edge.link import Link
 from services.edge.observer import Observer
 from shared import ids
 from shared.bus import Outgoing
+
+HANG_S = 60.0
 
 
 class Stream:
@@ -61,4 +66,38 @@ async def test_what_was_stored_before_a_kill_is_not_told_again_with_what_is_new(
     assert stream.uids() == [one, two, three]
     await journal.check()
     assert not journal.reader().execute("select * from outbox").fetchall()
+    await journal.close()
+
+
+async def told(stream: Stream, count: int) -> None:
+    async with asyncio.timeout(HANG_S):
+        while len(stream.uids()) < count:
+            await asyncio.sleep(0.001)
+
+
+async def test_what_starts_together_is_told_of_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.edge.observer.STARTS_LINGER_S", HANG_S)
+    stream, uids = Stream(), [ids.new() for _ in range(3)]
+    observed, journal = observer(tmp_path, "a", stream)
+    observed.start()
+    with observed.expected():
+        for uid in uids:
+            with observed.expected():
+                await observed.emit([seen(uid)])
+    await told(stream, 3)
+    assert len(stream.kept) == 1
+    await observed.close()
+    await journal.close()
+
+
+async def test_what_is_observed_waits_not_long_for_others(tmp_path: Path) -> None:
+    stream = Stream()
+    observed, journal = observer(tmp_path, "a", stream)
+    observed.start()
+    with observed.expected():
+        await observed.emit([seen(ids.new())])
+        await told(stream, 1)
+    await observed.close()
     await journal.close()

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from services.edge import prefetch, reclaim, swapspace
 from services.edge.activity import Activity
 from services.edge.cgroups import Groups, Limits
-from services.edge.pauses import Waking
+from services.edge.pauses import Asks
 from services.edge.runclock import RunClock
 from shared.clock import FakeClock
-from shared.errors import Unavailable
+from shared.errors import Conflict, Unavailable
 
 MAPS = """\
 00400000-00500000 r-xp 00000000 fe:00 101 /bin/busybox
@@ -142,16 +142,29 @@ async def test_a_limit_counts_what_the_sandbox_runs() -> None:
 
 
 async def test_all_who_ask_share_one_resume_and_its_failure() -> None:
-    orders: list[int] = []
-    waking = Waking(lambda: orders.append(1))
-    asked = [waking.ask() for _ in range(5)]
-    assert len(orders) == 1
-    waking.done(Unavailable("not today"))
+    orders: list[str] = []
+    asks = Asks(orders.append)
+    asked = [asks.ask("wake") for _ in range(5)]
+    assert orders == ["wake"]
+    asks.done("wake", Unavailable("not today"))
     for future in asked:
-        with pytest.raises(Unavailable, match="not today"):
+        with pytest.raises(Unavailable, match="cannot be resumed: not today"):
             await future
-    again = waking.ask()
-    assert len(orders) == 2
-    waking.done(None)
+    again = asks.ask("wake")
+    assert orders == ["wake", "wake"]
+    asks.done("wake", None)
     await again
-    waking.done(None)  # nobody asked: nothing happens
+    asks.done("wake", None)  # nobody asked: nothing happens
+
+
+async def test_a_pause_and_a_resume_are_asked_for_apart() -> None:
+    orders: list[str] = []
+    asks = Asks(orders.append)
+    halt, go = asks.ask("halt"), asks.ask("go")
+    asks.done("pause", None)  # somebody else's
+    asks.done("go", None)
+    assert go.done() and not halt.done()
+    asks.done("halt", Conflict("it is the failure itself"))
+    with pytest.raises(Conflict, match="the failure itself"):
+        await halt
+    assert orders == ["halt", "go"]
