@@ -47,6 +47,7 @@ FIRST_PORT = 8000
 GRANTS = (
     "sandbox.create", "sandbox.exec", "sandbox.files", "sandbox.connect", "sandbox.get",
     "sandbox.list", "sandbox.stop", "sandbox.pause", "sandbox.resume", "sandbox.set_timeout",
+    "sandbox.trajectory",
 )  # fmt: skip
 """What a worker's key may do, in the project of its run alone; its maker holds all of it."""
 ROLE, GROUP = {"dsec-rollout": "worker"}, "dsec-rollout-group"
