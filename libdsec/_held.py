@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from libdsec import _ids
+from libdsec import _ids, counting
 from libdsec._core import TERMINAL, Core, death
 from libdsec._operation import Operation
 from libdsec._wire import (
@@ -177,6 +177,8 @@ class Held:
             return error
 
     def _seen(self, found: SandboxInfo) -> None:
+        if found.state in TERMINAL and self.state not in TERMINAL and found.is_infra:
+            counting.count("lost", "sandbox")
         self.state, self.job, self.labels = found.state, found.job, dict(found.labels)
         self._id, self._node = found.id or self._id, found.node or self._node
         if found.state in TERMINAL:

@@ -125,7 +125,7 @@ class Operation(Generic[R]):
         """Sends the request, always the same bytes: the edge knows a repeated one."""
         self._asked_at = time.monotonic()
         reply = f"{self._reply_to}.{self.token}"
-        headers = _trace.headers({**self.marks, **(more or {})})
+        headers = _trace.headers({**self.marks, **(more or {})} or None)
         await self._link.publish(self.subject, self._body, reply=reply, headers=headers)
 
     async def _attach(self) -> None:

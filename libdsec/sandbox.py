@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from libdsec import _ids
 from libdsec._command import attach_request, command_request, shown
@@ -44,6 +44,7 @@ READY_S = 120.0
 READ_S, MAX_READ_S = 0.1, 2.0
 """Waits between reads of the state of a sandbox that is coming up."""
 LEASE_S = 60.0
+KEEP: Literal["keep"] = "keep"
 STANDING = ("running", "pausing", "paused", "resuming")
 """States of a sandbox that lives on its node."""
 TERMINAL_SIZE = (24, 80)
@@ -57,6 +58,7 @@ class Sandbox(HasSnapshots, HasPorts, HasPolicy):
     def __init__(self, core: Core, uid: str, **facts: Any) -> None:
         super().__init__(core, uid, **facts)
         self.files = Files(self)
+        self._renewing = asyncio.Lock()
 
     @classmethod
     def _of(cls, core: Core, found: SandboxInfo) -> Sandbox:
@@ -348,17 +350,24 @@ class Sandbox(HasSnapshots, HasPorts, HasPolicy):
 
     async def set_timeout(
         self,
-        ttl_running_stop: Seconds | None = None,
+        ttl_running_stop: Seconds | Literal["keep"] | None = KEEP,
         *,
-        deadline_s: Seconds | None = None,
+        deadline_s: Seconds | Literal["keep"] | None = KEEP,
     ) -> None:
-        """Sets the idle limit and the absolute one, in seconds from now; ``None``
-        leaves one as it is."""
-        facts = {
-            "ttl_running_stop": seconds(ttl_running_stop, "ttl_running_stop"),
-            "deadline_s": seconds(deadline_s, "deadline_s"),
-        }
-        given = {k: v for k, v in facts.items() if v is not None}
+        """Sets the idle limit and the absolute one, in seconds from now; ``None``: never;
+        ``"keep"``, or left out: as it is. Of several calls the last one counts, whichever
+        arrives first. Where time was up already it changes nothing."""
+        asked = {"ttl_running_stop": ttl_running_stop, "deadline_s": deadline_s}
+        given = {k: _limit(v, k) for k, v in asked.items() if v != KEEP}
         if not given:
             raise InvalidRequest("name a limit to set", field="ttl_running_stop")
-        await self._operate("set_timeout", **given)
+        async with self._renewing:  # the next one is asked when the last was taken
+            await self._operate("set_timeout", **given)
+
+
+def _limit(value: Any, name: str) -> float:
+    """As the wire has it: 0 is no limit."""
+    limit = seconds(value, name)
+    if limit is not None and limit <= 0:
+        raise InvalidRequest(f"{name}: over 0 s; None means never", field=name)
+    return limit or 0.0

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from libdsec import counting
 from libdsec.args import DSecContainerRunArgs, Seconds, seconds
 from libdsec.client import DSecClient
 from libdsec.errors import (
@@ -34,6 +35,11 @@ from libdsec.observing import edited_files, processes_alive, tell
 from libdsec.results import ExecResult
 from libdsec.sandbox import Sandbox
 from libdsec.verifying import Verifying
+
+__all__ = [
+    "PROTECTED", "VERIFIER", "Evidence", "Grade", "Preflight", "Task", "grade", "passed",
+    "preflight",
+]  # fmt: skip
 
 PROTECTED = (
     "conftest.py", "**/conftest.py", "sitecustomize.py", "**/sitecustomize.py",
@@ -152,6 +158,13 @@ async def grade(sandbox: Sandbox, task: Task, *, client: DSecClient | None = Non
     without a reward; a sandbox that the agent brought down is a reward of 0. Raises for
     mistakes of the task: an image that is not there, a user that is unknown.
     """
+    found = await _verdict(sandbox, task, client)
+    if found.is_infra:
+        counting.count("masked", "verdict")
+    return found
+
+
+async def _verdict(sandbox: Sandbox, task: Task, client: DSecClient | None) -> Grade:
     held: Verifying | None = None
     try:
         async with sandbox.verifying() as held:

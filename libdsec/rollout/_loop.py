@@ -12,9 +12,11 @@ of a rollout that had ended. It must ask for the same again where it was answere
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -22,11 +24,12 @@ import msgspec
 
 from libdsec import _ids
 from libdsec._create import CREATE_S
+from libdsec._portal import on_portal
 from libdsec.args import DSecRunArgs, Seconds
 from libdsec.client import DSecClient
 from libdsec.errors import DSecError, SandboxDied
 from libdsec.forward import FastForward
-from libdsec.rollout._messages import Event, Kind, Result, result_of
+from libdsec.rollout._messages import Event, Kind, Result, noted, result_of
 from libdsec.sandbox import Sandbox
 
 log = logging.getLogger("libdsec")
@@ -99,6 +102,7 @@ class Rollout:
 
 
 Loop = Callable[[Rollout], Awaitable[Any]]
+"""In the synchronous face, and in workers, a plain function too."""
 
 
 async def run_all(
@@ -123,10 +127,25 @@ async def run_all(
     tell("over", -1, None, False)
 
 
+async def _run(loop: Loop, rollout: Rollout) -> Any:
+    """A plain function gets a thread, and the synchronous face of its rollout: where that
+    runs on this loop."""
+    if inspect.iscoroutinefunction(loop) or not on_portal():
+        return await loop(rollout)
+    import libdsec.sync  # registers the faces  # noqa: F401
+    from libdsec._sync_face import wrap
+
+    pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, loop, wrap(rollout))
+    finally:
+        pool.shutdown(wait=False)
+
+
 async def _one(rollout: Rollout, loop: Loop, tell: Tell) -> None:
     tell("begun", rollout.index, None, False)
     try:
-        value = await loop(rollout)
+        value = await _run(loop, rollout)
         msgspec.json.encode(value)  # what is no JSON is the loop's mistake, said as such
     except DSecError as exc:
         tell("failed", rollout.index, f"{type(exc).__name__}: {exc}", exc.is_infra)
@@ -150,7 +169,7 @@ async def here(
     def tell(kind: Kind, index: int, data: Any, is_infra: bool) -> None:
         event = Event(0, 0.0, kind, index, data, is_infra)
         if (result := result_of(event, group_size)) is not None:
-            results[index] = result
+            results[index] = noted(result)
 
     async with client.job(run_id) as job:
         await run_all(

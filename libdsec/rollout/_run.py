@@ -37,6 +37,7 @@ from libdsec.rollout._messages import (
     Event,
     Plan,
     Result,
+    noted,
     result_of,
 )
 from libdsec.sandbox import Sandbox
@@ -155,7 +156,7 @@ class Run:
         found: dict[int, Result] = {}
         async for event in self.events():
             if (result := result_of(event, group_size)) is not None:
-                found[result.index] = result
+                found[result.index] = noted(result)
         return [found[index] for index in sorted(found)]
 
     async def pause(self) -> None:

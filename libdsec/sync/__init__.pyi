@@ -88,11 +88,14 @@ from libdsec import TreeCopy as TreeCopy
 from libdsec import Unauthenticated as Unauthenticated
 from libdsec import Unavailable as Unavailable
 from libdsec import Unsupported as Unsupported
+from libdsec.sync import rollout as rollout
+from libdsec.sync import verify as verify
 
 BUFFER_BYTES: int
 CREATE_S: float
 DIFF_LIMIT_BYTES: int
 EXPECT_S: float
+KEEP: Literal['keep']
 LEASE_S: float
 OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
@@ -533,7 +536,7 @@ class Sandbox:
     def resume(self) -> None:
         ...
 
-    def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
+    def set_timeout(self, ttl_running_stop: Seconds | Literal['keep'] | None=KEEP, *, deadline_s: Seconds | Literal['keep'] | None=KEEP) -> None:
         ...
 
     def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
@@ -638,7 +641,7 @@ class FastForward:
     def resume(self) -> None:
         ...
 
-    def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
+    def set_timeout(self, ttl_running_stop: Seconds | Literal['keep'] | None=KEEP, *, deadline_s: Seconds | Literal['keep'] | None=KEEP) -> None:
         ...
 
     def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
@@ -742,7 +745,7 @@ class Verifying:
     def resume(self) -> None:
         ...
 
-    def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
+    def set_timeout(self, ttl_running_stop: Seconds | Literal['keep'] | None=KEEP, *, deadline_s: Seconds | Literal['keep'] | None=KEEP) -> None:
         ...
 
     def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
