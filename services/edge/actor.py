@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from msgspec import structs
+
 from schemas.exec import PolicyRequest
 from schemas.sandbox import EdgeOpItem, Observation, Observed
 from services.edge import records, repolicing, rules, timerecords, timeup
@@ -343,7 +345,7 @@ class Sandbox:
         if item is not None or error or before != self.pauses.standing:
             if verb == "wake" and error is None:
                 error, self._failure = self._failure, None
-            await self._tell(verb, error)
+            await self._tell(verb, error, item.generation if item else self.generation)
         self.asks.done(verb, error)
         if self.ending is None:
             self.time.look()
@@ -358,13 +360,17 @@ class Sandbox:
         elif verb == "time":
             await timeup.act(self, self.handle)
 
-    async def _tell(self, verb: str, error: DsecError | None) -> None:
+    async def _tell(self, verb: str, error: DsecError | None, generation: int) -> None:
         paused = self.pauses.standing == "paused"
         awake: Observed = "running" if verb == "set_timeout" else "resumed"
         observed: Observed = "paused" if paused else awake
         row = records.state(self.uid, self.generation, paused=paused, times=self.time.times)
         time = timerecords.keep(self.uid, self.time.durable)
-        observation = self.observation(observed, error=to_wire(error) if error else None)
+        if verb == "set_timeout":  # has an order of its own, and is true of any command
+            generation = self.generation
+        failure = to_wire(error) if error else None
+        found = self.observation(observed, error=failure)
+        observation = structs.replace(found, generation=generation)
         done = records.op_done(self.uid, verb)
         await self._context.observer.emit([observation], row, time, done)
 
