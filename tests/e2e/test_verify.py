@@ -170,7 +170,7 @@ async def test_without_a_repository_the_verdict_is_taken_in_place_alone(
 async def test_in_place_the_node_ends_what_ran_and_another_user_judges_offline(
     containers: DSecClient,
 ) -> None:
-    """Also where the agent, as root, took the image's tools to kill with."""
+    """(S04) Also where the agent, as root, took the image's tools to kill with."""
     plain = task(
         layers=["py:3.11", "verify-plain:1"], args={**LIMITS, "network_rules": {"pypi": True}},
         command='test "$(id -u)" != 0 && ! touch calc.py 2>/dev/null && cat calc.py',
@@ -205,8 +205,7 @@ async def test_who_ran_out_of_time_is_scored_within_the_time_for_it(
             assert (found.reward, found.details["fresh"]) == (1.0, fresh)
 
 
-async def test_a_verdict_that_is_cut_short_by_time_is_masked(containers: DSecClient) -> None:
-    """A second verifier at the same time is told; one who lost the sandbox is no reward."""
+async def test_one_at_a_time_judges_and_nobody_is_let_in_beside(containers: DSecClient) -> None:
     async with await containers.run_container(task().run_args()) as sandbox:
         async with sandbox.verifying() as held:
             with pytest.raises(Conflict):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from libdsec import Conflict, Sandbox, SandboxDied, Unavailable
+from libdsec import Sandbox, SandboxDied, Unavailable
 from tests.e2e.conftest import until
 from tests.faults.conftest import CREATE_S, World, container_args, fake_args
 
