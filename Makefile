@@ -15,7 +15,7 @@ SECONDS ?= 60
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo local test test-unit test-integration test-e2e test-inspect chaos lint schemas guest fuzz lock wheel up down bench clean
+.PHONY: help setup demo local test test-unit test-integration test-e2e test-inspect test-guest chaos lint schemas guest fuzz lock wheel up down bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test-inspect: setup wheel ## run Inspect's own sandbox checks and an evaluation 
 	@scripts/client_venv.sh inspect
 	@$(PYTHON) scripts/with_system.py .venv-inspect/bin/pytest -c tests/clients/inspect/pytest.ini \
 	  tests/clients/inspect $(PYTEST_ARGS)
+
+test-guest: setup ## AppArmor, BPF LSM and quotas under Debian's own kernel, in QEMU (minutes)
+	@scripts/guest_machine.sh
+	@$(PYTEST) -c tests/guestvm/pytest.ini --rootdir . tests/guestvm/test_machine.py $(PYTEST_ARGS)
 
 chaos: setup ## rollouts while everything is killed once: make chaos SEED=7 (ten minutes or more)
 	@$(PYTHON) -m sim.chaos --seed $(SEED) $(CHAOS_ARGS)

@@ -12,7 +12,7 @@ BENCHES = {
     "policy": ("bench.policy", "connects and names under rules, creates with a policy, and audit"),
     "audit": ("bench.audit_figures", "violations into the record, and findings on the bus"),
     "create": ("bench.create", "warm create to first exec, beside Docker's run and exec"),
-    "image": ("bench.image", "first exec in a cold image, beside a full fetch and docker load"),
+    "image": ("bench.image", "first exec in a cold image, beside a full fetch and Docker"),
     "pause": ("bench.pause", "pause, reclaim and resume, beside Docker's pause"),
     "exec": ("bench.execs", "`true` in a running sandbox, beside docker exec"),
 }

@@ -3,10 +3,12 @@
 The layers are in a store with 5 ms latency, the node's cache is empty, the container driver
 has warm shells and the layer service runs. Timed from asking for the layers to the command's
 end. Beside it, in turns: fetching the whole image from the same store first (16 requests of
-4 MiB at a time, unverified) and then the same; and once ``docker load`` + ``docker run`` of
-the same files from a local archive, which is kind to Docker: nothing is fetched. Our import
-(checked through the kernel, entry by entry) and ``docker load`` read the same archive. Warm is the
-second sandbox of the image; profiled is a cold node that only kept the access profile.
+4 MiB at a time, unverified) and then the same; and once each ``docker load`` + ``docker run``
+of the same files from a local archive, and ``docker pull`` + ``docker run`` from a registry with
+the store's latency (:mod:`bench.docker_images`). Our import (checked through the kernel, entry by
+entry) and ``docker load`` read the same archive. Warm is the second sandbox of the image;
+profiled is a cold node that only kept the access profile. Creates are timed without a command:
+of a layer that is read on demand and of the same one in a local folder, in turns.
 """
 
 from __future__ import annotations
@@ -21,13 +23,11 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import snapshots
-from bench.docker_peer import LABEL
+from bench import docker_images, snapshots
 from bench.images import rootfs
 from services.edge.drivers.base import ExecSpec, Exited, Layer, StartSpec
 from services.edge.drivers.container import ContainerDriver, ContainerSettings
@@ -42,10 +42,12 @@ from shared.blobs.opening import StoreSettings, open_store
 
 LATENCY_MS = 5.0
 ROUNDS, QUICK_ROUNDS = 5, 2
+CREATES, QUICK_CREATES = 20, 6
 COMMAND = ("python3", "-c", "print(1)")
 FULL_PIECE_BYTES, FULL_AT_ONCE = 4 * 1024 * 1024, 16
-DOCKER_IMAGE = "dsec-bench-image:1"
 FILL_S = 3.0
+REFILL_S = 0.4
+"""Between two creates: the shell that one took is being replaced."""
 
 
 class _Output:
@@ -142,6 +144,30 @@ async def _round(
     return figures
 
 
+async def _creates(
+    driver: ContainerDriver, env: dict[str, str], store: FolderStore, digests: list[str], count: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of creates with the layers read on demand, which are warm, and local ones."""
+    paths = [(digest, store.paths(digest)) for digest in digests]
+    local = [Layer(d, str(p.meta), str(p.data) if p.data else None, "") for d, p in paths]
+    samples: tuple[list[float], list[float]] = ([], [])
+    with _process("services.edge.layers", env=env):
+        service = LayerService(Path(env["DSEC_LAYERS_DIR"]))
+        remote = await asyncio.to_thread(service.prepare, digests)
+        await driver.stop(await _first(driver, remote))
+        await driver.stop(await _first(driver, local))
+        for _ in range(count):
+            for layers, into in zip((remote, local), samples, strict=True):
+                await asyncio.sleep(REFILL_S)
+                uid = "b" + secrets.token_hex(6)
+                began = time.perf_counter()
+                handle = await driver.start(StartSpec(uid=uid, project="bench", layers=layers))
+                into.append(time.perf_counter() - began)
+                await driver.stop(handle)
+        service.close()
+    return samples
+
+
 async def _fully(
     driver: ContainerDriver, reader: LayerReader, made: ImportResult, folder: Path
 ) -> float:
@@ -179,44 +205,6 @@ def _write(path: Path, start: int, data: bytes) -> None:
         file.write(data)
 
 
-@dataclass(frozen=True)
-class _Peer:
-    """Docker with the image's saved archive: seconds of ``docker load``, with ``docker
-    run`` after it, and of our import of the same file; bytes of both."""
-
-    load_s: float
-    load_run_s: float
-    import_s: float
-    archive_bytes: int
-    image_bytes: int
-
-
-def _docker(tree: Path, work: Path) -> _Peer:
-    import docker
-
-    client = docker.from_env(timeout=300)
-    with subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE) as tar:
-        name, tag = DOCKER_IMAGE.split(":")
-        client.api.import_image_from_stream(tar.stdout, repository=name, tag=tag)
-    archive = work / "image.tar"
-    with archive.open("wb") as file:
-        for piece in client.images.get(DOCKER_IMAGE).save(named=True):
-            file.write(piece)
-    client.images.remove(DOCKER_IMAGE, force=True)
-    _, import_s = _imported(FolderStore(work / "beside"), archive)
-    began = time.perf_counter()
-    with archive.open("rb") as file:
-        client.images.load(file)
-    loaded = time.perf_counter() - began
-    client.containers.run(
-        DOCKER_IMAGE, list(COMMAND), network_mode="none", remove=True, labels={LABEL: "1"}
-    )
-    took = time.perf_counter() - began
-    size = int(client.images.get(DOCKER_IMAGE).attrs["Size"])
-    client.images.remove(DOCKER_IMAGE, force=True)
-    return _Peer(loaded, took, import_s, archive.stat().st_size, size)
-
-
 def _imported(store: FolderStore, source: Path) -> tuple[ImportResult, float]:
     importer = Importer(store)
     began = time.perf_counter()
@@ -248,15 +236,42 @@ async def run(*, quick: bool) -> dict[str, Any]:
                 for _ in range(QUICK_ROUNDS if quick else ROUNDS):
                     rounds.append(await _round(driver, env, made.layers))
                     full.append(await _fully(driver, reader, made, work / "full"))
-        peer = await asyncio.to_thread(_docker, tree, work)
-    figures = _figures(rounds, full, made, import_s, peer)
+                created = await _creates(
+                    driver, env, FolderStore(work / "store"), made.layers,
+                    QUICK_CREATES if quick else CREATES,
+                )  # fmt: skip
+        figures = _figures(rounds, full, made) | {
+            "import_tree_mb_s": round(made.size_bytes / import_s / 1e6, 1),
+            "create_on_demand_ms": round(median(created[0]) * 1e3, 1),
+            "create_local_ms": round(median(created[1]) * 1e3, 1),
+        }
+        figures |= await asyncio.to_thread(_docker, tree, work, figures)
     return figures | await snapshots.run(quick=quick)
 
 
+def _docker(tree: Path, work: Path, ours: dict[str, Any]) -> dict[str, Any]:
+    """Docker's figures of the same image, and our import of the same archive."""
+    archive = work / "image.tar"
+    docker_images.saved(tree, archive)
+    _, import_s = _imported(FolderStore(work / "beside"), archive)
+    loaded = docker_images.loaded(archive, COMMAND)
+    size = archive.stat().st_size
+    archive.unlink()
+    pull_s = docker_images.pulled(tree, work, COMMAND, delay_s=LATENCY_MS / 1e3)
+    return {
+        "write_saving": round(1 - ours["written_mb"] * 1e6 / loaded.image_bytes, 4),
+        "docker_load_run_s": round(loaded.load_run_s, 3),
+        "ratio_docker": round(loaded.load_run_s / ours["first_exec_s"], 1),
+        "docker_pull_run_s": round(pull_s, 3),
+        "ratio_docker_pull": round(pull_s / ours["first_exec_s"], 1),
+        "import_mb_s": round(size / import_s / 1e6, 1),
+        "docker_load_mb_s": round(size / loaded.load_s / 1e6, 1),
+    }
+
+
 def _figures(
-    rounds: list[dict[str, Any]], full: list[float], made: ImportResult, import_s: float,
-    peer: _Peer,
-) -> dict[str, Any]:  # fmt: skip
+    rounds: list[dict[str, Any]], full: list[float], made: ImportResult
+) -> dict[str, Any]:
     first = median(one["first"] for one in rounds)
     meta = sum(layer.meta_bytes for layer in made.stored)
     fetched = median(one["fetched_bytes"] for one in rounds) + meta
@@ -268,12 +283,7 @@ def _figures(
         "full_fetch_s": round(median(full), 3),
         "ratio_full": round(median(full) / first, 1),
         "fetched_share": round(fetched / made.size_bytes, 4),
-        "write_saving": round(1 - written / peer.image_bytes, 4),
-        "docker_load_run_s": round(peer.load_run_s, 3),
-        "ratio_docker": round(peer.load_run_s / first, 1),
-        "import_mb_s": round(peer.archive_bytes / peer.import_s / 1e6, 1),
-        "docker_load_mb_s": round(peer.archive_bytes / peer.load_s / 1e6, 1),
-        "import_tree_mb_s": round(made.size_bytes / import_s / 1e6, 1),
+        "written_mb": round(written / 1e6, 1),
         "image_mb": round(made.size_bytes / 1e6, 1),
         "count": len(rounds),
     }

@@ -7,6 +7,7 @@ keeps passwords, since the database was made with them.
 
 from __future__ import annotations
 
+import base64
 import os
 import secrets
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from devstack.credentials import Credentials, load_or_make
 from devstack.nats_server import render_config
 
+SECRET_KEYS = "DSEC_AUTH_SECRET_KEYS"
 DEFAULT_FOLDER = Path("deploy/run")
 SERVICES = ("auth", "scheduler", "imagesvc", "audit", "burst")
 NATS_URL = "nats://nats:4222"
@@ -27,9 +29,10 @@ def write(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     credentials = load_or_make(folder / "credentials.json")
     roles = _role_passwords(folder / "migrate.env")
+    key = _kept(folder / "auth.env").get(SECRET_KEYS) or _new_key()
     config = render_config(credentials, Path("/data"), port=4222, host="0.0.0.0")
     _write(folder / "nats.conf", config)
-    for name, values in environments(credentials, roles).items():
+    for name, values in environments(credentials, roles, key).items():
         _write(folder / f"{name}.env", _env_text(values))
     edge = folder / "edge.env"
     if not edge.exists():  # its key comes from the running system; an operator fills it in
@@ -37,10 +40,10 @@ def write(folder: Path) -> None:
 
 
 def environments(
-    credentials: Credentials, roles: Mapping[str, str]
+    credentials: Credentials, roles: Mapping[str, str], secret_keys: str
 ) -> dict[str, dict[str, str]]:
     """File name -> variables. ``roles`` are the passwords of the services' database
-    roles."""
+    roles, ``secret_keys`` those under which auth keeps secrets."""
     admin = f"postgresql://postgres:{credentials.pg_password}@{_DATABASE}"
     redis_url = f"redis://:{credentials.redis_password}@redis:6379/0"
     files = {
@@ -60,17 +63,25 @@ def environments(
         files[name]["DSEC_REDIS_URL"] = redis_url
     files["auth"] |= {
         "DSEC_AUTH_ACCOUNT_SEED": credentials.account_seed,
+        SECRET_KEYS: secret_keys,
         "DSEC_SYS_USER": "sys",
         "DSEC_SYS_PASSWORD": credentials.nats_passwords["sys"],
     }
     return files
 
 
+def _kept(file: Path) -> dict[str, str]:
+    """The variables of an environment file that was written before."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return dict(line.split("=", 1) for line in lines)
+
+
+def _new_key() -> str:
+    return base64.b64encode(secrets.token_bytes(32)).decode()
+
+
 def _role_passwords(migrate_env: Path) -> dict[str, str]:
-    kept = dict(
-        line.split("=", 1)
-        for line in (migrate_env.read_text().splitlines() if migrate_env.exists() else [])
-    )
+    kept = _kept(migrate_env)
     return {
         name: kept.get(f"DSEC_PG_PASSWORD_{name.upper()}") or secrets.token_urlsafe(24)
         for name in SERVICES

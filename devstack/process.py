@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,6 +25,10 @@ READY_DEADLINE_S = 30.0
 READY_POLL_S = 0.02
 STOP_DEADLINE_S = 15.0
 LOG_TAIL_LINES = 20
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+PORTS_FROM = 10_000
+PORT_TRIES = 1_000
+_given: set[int] = set()
 
 
 class StartError(RuntimeError):
@@ -31,12 +36,23 @@ class StartError(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that is free now. Another process may still take it
-    before its user binds it; a component that loses that race fails to start."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of 127.0.0.1 that is free now and that no other call here was given.
+
+    It is none that the kernel chooses for outgoing connections: one of those could sit
+    there before its user binds it, and again whenever a server is restarted, be it a
+    client's that dials the very server. Another process may still take it; a component
+    that loses that race fails to start.
+    """
+    below = int(EPHEMERAL.read_text().split()[0])
+    for _ in range(PORT_TRIES):
+        port = secrets.randbelow(below - PORTS_FROM) + PORTS_FROM if below > PORTS_FROM else 0
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            port = int(probe.getsockname()[1])
+            if port not in _given:
+                _given.add(port)
+                return port
+    raise StartError(f"no free port in {PORT_TRIES} tries")
 
 
 class Child:

@@ -29,6 +29,7 @@ from libdsec._wire import (
     decode,
     encode,
     get,
+    put,
     req,
 )
 from libdsec.errors import DSecError, InternalError, Unavailable, from_wire
@@ -130,6 +131,10 @@ class Calls:
     def req_subject(self, project: str, entity: str, verb: str) -> str:
         """The subject of a stored request of ours."""
         return req(project, entity, verb, self.link.config.principal)
+
+    def put_subject(self, project: str, entity: str, verb: str) -> str:
+        """The subject of a change of ours that no stream keeps."""
+        return put(project, entity, verb, self.link.config.principal)
 
     async def read(
         self, subject: str, message: Any, type_: type[T], *, timeout_s: float = READ_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import ModuleType
 
-from libdsec import audit, images, jobs, managers, rollout, verify
+from libdsec import audit, images, jobs, managers, rollout, secrets, verify
 from libdsec.client import DSecClient
 from libdsec.files import Files
 from libdsec.forward import FastForward
@@ -26,6 +26,8 @@ FACES: Faces = {
     "Grants": (managers.Grants, ()),
     "Quotas": (managers.Quotas, ()),
     "Nodes": (managers.Nodes, ()),
+    "Policies": (managers.Policies, ()),
+    "Secrets": (secrets.Secrets, ()),
     "Audit": (audit.Audit, ()),
     "Jobs": (jobs.Jobs, ()),
     "Job": (jobs.Job, ("id", "lease_s", "on_lost", "sandboxes", "epoch", "lost")),
@@ -48,7 +50,10 @@ FACES: Faces = {
     "Trajectory": (Trajectory, ()),
     "DSecClient": (
         DSecClient,
-        ("images", "projects", "keys", "grants", "quotas", "nodes", "audit", "jobs"),
+        (
+            "images", "projects", "keys", "grants", "quotas", "nodes", "audit", "jobs", "secrets",
+            "policies",
+        ),
     ),
 }
 """Public async classes by name, with the instance attributes they show."""

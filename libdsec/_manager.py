@@ -41,6 +41,13 @@ class Manager:
         subject = self._core.calls.get_subject(self._project(project), self._entity, verb)
         return await self._core.calls.read(subject, message, type_)
 
+    async def _put(
+        self, verb: str, message: Any, type_: Any, *, project: str | None = None
+    ) -> Any:
+        """A change that no stream keeps; repeated until it is answered."""
+        subject = self._core.calls.put_subject(self._project(project), self._entity, verb)
+        return await self._core.calls.read(subject, message, type_)
+
 
 def make(type_: Any, **facts: Any) -> Any:
     """A message from arguments. Raises ``InvalidRequest`` naming the argument."""

@@ -97,7 +97,6 @@ class Operation(Generic[R]):
         self._heard_at = self._asked_at = time.monotonic()
         self.output: deque[tuple[str, bytes]] = deque()
         self._final: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._final.add_done_callback(_observe)
         self._changed = asyncio.Event()
         self._ready = self._repeat_input = self._input_ended = False
         self._asking: asyncio.Task[Any] | None = None
@@ -234,6 +233,7 @@ class Operation(Generic[R]):
         """The operation ends with ``error``, unless it ended before."""
         if not self._final.done():
             self._final.set_exception(error)
+            self._final.exception()  # a failure nobody asked for is no news for the loop
         self._over()
 
     def _over(self) -> None:
@@ -391,9 +391,3 @@ class Operation(Generic[R]):
     async def final(self) -> R:
         """The final reply; raises the operation's error. Does not cancel it."""
         return await asyncio.shield(self._final)
-
-
-def _observe(future: asyncio.Future[Any]) -> None:
-    """A failure nobody asked for is no news for the loop's handler."""
-    if not future.cancelled():
-        future.exception()

@@ -52,6 +52,7 @@ ATTRIBUTES = {
     "DSecClient": {
         "images": "Images", "projects": "Projects", "keys": "Keys", "grants": "Grants",
         "quotas": "Quotas", "nodes": "Nodes", "audit": "Audit", "jobs": "Jobs",
+        "secrets": "Secrets", "policies": "Policies",
     },
 }  # fmt: skip
 """Types of the attributes that instances set."""

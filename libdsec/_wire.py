@@ -156,11 +156,13 @@ Labels = dict[
 class SandboxSpec(Message, frozen=True):
     """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
     ``routes``: at which port of its loopback interface it reaches an address that the
-    node's operator gave this name, for each a grant ``route.<name>``. ``scoring_grace_s``:
-    how long it stands for a verifier when a time limit has ended its work. ``offline``:
-    nothing leaves it, whatever the rules say.
-    Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
-    that is: the scheduler fills it in."""
+    node's operator gave this name, for each a grant ``route.<name>``. ``secrets``: what the
+    way out puts into its requests, by name, with the grant ``secret.use``.
+    ``policy_name``: a named policy of the project or one above it, instead of ``policy``, which
+    auth fills in. ``scoring_grace_s``: how long it stands for a verifier when a time limit has
+    ended its work. ``offline``: nothing leaves it, whatever the rules say.
+    Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and
+    ``node``, where that is: the scheduler fills it in."""
 
     backend: Backend = "container"
     container_image: ImageName | None = None
@@ -180,6 +182,7 @@ class SandboxSpec(Message, frozen=True):
     scoring_grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] = {}
     policy: dict[str, Any] | None = None
+    policy_name: PolicyReference | None = None
     require: list[str] = []
     qos: Literal["best_effort", "latency_sensitive"] = "best_effort"
     labels: Labels = {}
@@ -187,6 +190,7 @@ class SandboxSpec(Message, frozen=True):
     options: dict[str, Any] = {}
     routes: dict[Token, Port] = {}
     offline: bool = False
+    secrets: dict[SecretName, SecretBinding] = {}
     source: Uid | None = None
     node: Token | None = None
 
@@ -629,6 +633,16 @@ Grant = Annotated[
 
 Name = Annotated[str, Meta(min_length=1, max_length=63)]
 
+PolicyName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$(?!\n)")]
+
+PolicyReference = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,62}(:[1-9][0-9]{0,8})?$(?!\n)",
+        description="A policy's name, with a version where it is not the newest",
+    ),
+]
+
 class Limits(Message, frozen=True):
     """A quota; ``None`` is no limit of its own (ancestors still bound it)."""
 
@@ -729,11 +743,38 @@ class QuotaInfo(Message, frozen=True):
     limit: Limits
     used: Amounts
 
+class PolicyCreate(Versioned, frozen=True):
+    """``req policy.create``: a policy of the project under a name, as its next version.
+    ``document`` as in a create's ``policy``; the same document again is no new version."""
+
+    request_id: str
+    name: PolicyName
+    document: dict[str, Any]
+
+class PolicyDelete(Versioned, frozen=True):
+    """``req policy.delete``: one version of it, or all."""
+
+    request_id: str
+    name: PolicyName
+    version: Annotated[int, Meta(ge=1)] | None = None
+
+class PolicyInfo(Message, frozen=True):
+    """A named policy. ``document`` is empty in lists."""
+
+    name: str
+    version: int
+    project: Token
+    created_at: UnixTime
+    created_by: str
+    document: dict[str, Any] = {}
+
 class IamQuery(Versioned, frozen=True):
-    """``get project.list|key.list|quota.get|grant.list|whoami.get``."""
+    """``get project.list|key.list|quota.get|grant.list|whoami.get|policy.get|policy.list``.
+    ``policy``: ``name[:version]``."""
 
     project: Token | None = None
     principal: str | None = None
+    policy: PolicyReference | None = None
 
 class IamReply(Versioned, frozen=True):
     """The answer to every iam request: the fields that apply are set."""
@@ -746,6 +787,8 @@ class IamReply(Versioned, frozen=True):
     quota: QuotaInfo | None = None
     grants: list[str] | None = None
     principal: str | None = None
+    policy: PolicyInfo | None = None
+    policies: list[PolicyInfo] | None = None
 
 Pool = Literal["onprem", "cloud"]
 
@@ -1280,6 +1323,77 @@ class HotSet(Versioned, frozen=True):
     hot_bytes: int
     layers: list[HotLayer]
 
+SecretName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$(?!\n)")]
+
+SecretValue = Annotated[str, Meta(min_length=1, max_length=8192)]
+
+Host = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?$(?!\n)",
+        description="A host name, with a port where it is neither 443 nor 80",
+    ),
+]
+
+HostPattern = Annotated[
+    str,
+    Meta(
+        pattern=r"^(\*\.)?[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?$(?!\n)",
+        description="A host, or *.domain for all names below it",
+    ),
+]
+
+HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$(?!\n)")]
+
+Variable = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$(?!\n)")]
+
+class SecretBinding(Message, frozen=True):
+    """How a sandbox uses a secret, at ``hosts`` only. ``header``: every request there gets
+    this header with ``format``, whose ``{}`` is the value; one that it has is replaced.
+    ``env``: a variable of the sandbox with a placeholder, which becomes the value wherever
+    a header of a request there carries it."""
+
+    hosts: Annotated[list[Host], Meta(min_length=1, max_length=16)]
+    header: HeaderName | None = None
+    format: Annotated[str, Meta(min_length=2, max_length=256)] = "{}"
+    env: Variable | None = None
+
+class SecretSet(Versioned, frozen=True):
+    """``put secret.set``: a new value, or a first one. ``hosts``: where it may ever go.
+    ``plain``: also over HTTP without TLS."""
+
+    request_id: str
+    name: SecretName
+    value: SecretValue
+    hosts: Annotated[list[HostPattern], Meta(min_length=1, max_length=64)]
+    plain: bool = False
+
+    def __repr__(self) -> str:
+        return f"SecretSet(name={self.name!r}, hosts={self.hosts!r})"
+
+class SecretRemove(Versioned, frozen=True):
+    """``put secret.remove``."""
+
+    request_id: str
+    name: SecretName
+
+class SecretInfo(Message, frozen=True):
+    """A secret without its value. ``version`` counts its values."""
+
+    name: str
+    version: int
+    hosts: list[str]
+    plain: bool
+    changed_at: UnixTime
+    changed_by: str
+
+class SecretReply(Versioned, frozen=True):
+    """The answer about secrets: the fields that apply are set."""
+
+    request_id: str | None = None
+    secret: SecretInfo | None = None
+    secrets: list[SecretInfo] | None = None
+
 def req(project: str, entity: str, verb: str, principal: str | None = None) -> str:
     """A client's request that changes something. With the principal as last token
     (which the bus lets no one else use) the request is attributed; the short form
@@ -1289,6 +1403,10 @@ def req(project: str, entity: str, verb: str, principal: str | None = None) -> s
 def get(project: str, entity: str, verb: str, principal: str | None = None) -> str:
     """A client's read; forms as in :func:`req`."""
     return f"dsec.get.v1.{project}.{entity}.{verb}" + (f".{principal}" if principal else "")
+
+def put(project: str, entity: str, verb: str, principal: str) -> str:
+    """A client's change that no stream may keep; who asks is always named."""
+    return f"dsec.put.v1.{project}.{entity}.{verb}.{principal}"
 
 def exec_(project: str, node: str, uid: str, verb: str, principal: str) -> str:
     """A client's operation at the edge that owns the sandbox."""
@@ -1318,3 +1436,7 @@ def evt_sandbox(project: str, state: str, uid: str) -> str:
 def audit(project: str, severity: str, rule: str) -> str:
     """A finding of audit."""
     return f"dsec.audit.v1.{project}.{severity}.{rule}"
+
+def secrets(node: str) -> str:
+    """A node's question for the secrets of one of its sandboxes."""
+    return f"dsec.rpc.v1.auth.secrets.{node}"

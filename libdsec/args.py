@@ -46,9 +46,13 @@ class DSecRunArgs:
     many seconds it then stands for a verifier (:meth:`Sandbox.verifying`), without the
     agent's processes. ``network_rules``: rule →
     allowed. ``policy`` is a policy document, its ``require`` names what must be
-    enforced. ``options`` are for the backend.
+    enforced; or the name of one that the project keeps, ``name[:version]``. ``options`` are
+    for the backend.
     ``routes``: name → port of the sandbox's loopback interface at which it reaches an
     address that the operator gave this name (needs a grant ``route.<name>``).
+    ``secrets``: name of a secret of the project → ``{"hosts": [...]}`` with a ``"header"``
+    (and ``"format"``, such as ``"Bearer {}"``) that requests there get, or ``"env"``, a
+    variable with a placeholder for it (needs the grant ``secret.use``).
     """
 
     backend: str = "container"
@@ -66,12 +70,13 @@ class DSecRunArgs:
     on_timeout: str = "stop"
     scoring_grace_s: Seconds | None = None
     network_rules: Mapping[str, bool] = field(default_factory=dict)
-    policy: Mapping[str, Any] | None = None
+    policy: Mapping[str, Any] | str | None = None
     qos: str = "best_effort"
     labels: Mapping[str, str] = field(default_factory=dict)
     job: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     routes: Mapping[str, int] = field(default_factory=dict)
+    secrets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     _fixed_backend: ClassVar[str | None] = None
 
@@ -91,7 +96,9 @@ class DSecRunArgs:
             if isinstance(spec.get(name), tuple):
                 request = "cpu_cores_request" if short == "cpu_cores" else "memory_request_mb"
                 spec[request], spec[name] = spec[name]
-        if self.policy and self.policy.get("require"):
+        if isinstance(self.policy, str):
+            spec["policy_name"] = spec.pop("policy")
+        elif self.policy and self.policy.get("require"):
             spec["require"] = list(self.policy["require"])
         return spec
 

@@ -35,9 +35,10 @@ from libdsec.audit import Audit
 from libdsec.errors import DSecError, InvalidRequest, NotFound, Unavailable
 from libdsec.images import Images
 from libdsec.jobs import LEASE_S, Job, Jobs
-from libdsec.managers import Grants, Keys, Nodes, Projects, Quotas
+from libdsec.managers import Grants, Keys, Nodes, Policies, Projects, Quotas
 from libdsec.results import Event
 from libdsec.sandbox import Sandbox
+from libdsec.secrets import Secrets
 from libdsec.snapshots import Layer, Snapshot, branches, restored_spec
 
 OPEN_S = 10.0
@@ -78,6 +79,8 @@ class DSecClient:
         self.grants = Grants(core)
         self.quotas = Quotas(core)
         self.nodes = Nodes(core)
+        self.secrets = Secrets(core)
+        self.policies = Policies(core)
         self.audit = Audit(core)
         self.jobs = Jobs(core)
 

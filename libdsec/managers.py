@@ -1,4 +1,4 @@
-"""Managers: projects, keys, grants, quotas, nodes.
+"""Managers: projects, keys, grants, quotas, policies, nodes.
 
 Owns: calls of one shape (``create get list delete``). Does not own: what they mean;
 the services do.
@@ -6,10 +6,11 @@ the services do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from libdsec import _ids
+from libdsec._core import Core
 from libdsec._manager import Manager, make, present
 from libdsec._wire import (
     GrantCreate,
@@ -23,6 +24,9 @@ from libdsec._wire import (
     NodeInfo,
     NodeList,
     Ok,
+    PolicyCreate,
+    PolicyDelete,
+    PolicyInfo,
     ProjectCreate,
     ProjectDelete,
     ProjectInfo,
@@ -158,6 +162,45 @@ class Quotas(Manager):
         """``.limit`` and ``.used`` of a project."""
         reply = await self._read("get", IamQuery(project=self._project(project)))
         return present(reply.quota, "quota")  # type: ignore[no-any-return]
+
+
+class Policies(Manager):
+    """``client.policies``: named policies of a project, seen by all below it. A create's
+    ``policy`` may be a name (``name[:version]``)."""
+
+    _entity = "policy"
+
+    async def create(
+        self, name: str, document: Mapping[str, Any], *, project: str | None = None
+    ) -> PolicyInfo:
+        """Keeps ``document`` as the next version of ``name``; the newest one's again is no
+        new version."""
+        request = make(PolicyCreate, request_id=_ids.new(), name=name, document=dict(document))
+        reply = await self._change("create", request, project=project)
+        return present(reply.policy, "policy")  # type: ignore[no-any-return]
+
+    async def get(self, name: str, *, project: str | None = None) -> PolicyInfo:
+        """``name[:version]`` with its ``.document``. Raises ``NotFound``."""
+        reply = await self._read("get", make(IamQuery, policy=name), project=project)
+        return present(reply.policy, "policy")  # type: ignore[no-any-return]
+
+    async def list(self, *, project: str | None = None) -> Sequence[PolicyInfo]:
+        """The newest version of every name, without documents."""
+        return (await self._read("list", IamQuery(), project=project)).policies or []
+
+    async def delete(
+        self, name: str, *, version: int | None = None, project: str | None = None
+    ) -> None:
+        """Forgets one version, or all. Sandboxes keep what they were started with."""
+        request = make(PolicyDelete, request_id=_ids.new(), name=name, version=version)
+        await self._change("delete", request, project=project)
+
+
+async def document_of(core: Core, project: str, policy: Mapping[str, Any] | str) -> dict[str, Any]:
+    """A policy document, looked up where it is a name. Raises ``NotFound``."""
+    if not isinstance(policy, str):
+        return dict(policy)
+    return (await Policies(core).get(policy, project=project)).document
 
 
 class Nodes(Manager):

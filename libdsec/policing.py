@@ -9,11 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from libdsec import _ids
+from libdsec._core import Core
 from libdsec._wire import PolicyReply, PolicyRequest
+from libdsec.managers import document_of
 
 
 class HasPolicy:
     """Changes of a running sandbox's policy."""
+
+    _core: Core
+    project: str
 
     async def _answer(self, verb: str, request: Any, reply_type: type[Any]) -> Any:
         raise NotImplementedError
@@ -23,12 +28,12 @@ class HasPolicy:
         returns: connections that are no longer allowed were reset. Resumes nothing."""
         return await self._enforce(network_rules=dict(rules))
 
-    async def set_policy(self, policy: Mapping[str, Any]) -> Mapping[str, str]:
-        """Replaces the policy document, as :meth:`set_network`. Protected paths and
-        limits stay as they were when it started, and denied calls are those of commands
-        to come. Raises ``Unsupported`` or ``PolicyDenied`` naming the field; then the old
-        one is in force."""
-        return await self._enforce(policy=dict(policy))
+    async def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
+        """Replaces the policy document (a name: by what it means now), as
+        :meth:`set_network`. Protected paths and limits stay as they were when it started,
+        and denied calls are those of commands to come. Raises ``Unsupported`` or
+        ``PolicyDenied`` naming the field; then the old one is in force."""
+        return await self._enforce(policy=await document_of(self._core, self.project, policy))
 
     async def set_stage(self, name: str) -> Mapping[str, str]:
         """Puts a stage of the policy document into force; "" for none."""

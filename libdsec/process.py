@@ -170,6 +170,8 @@ class _Limit:
     async def wait(self) -> None:
         """Until something changed. Raises ``DeadlineExceeded`` when the result stays away
         long after the command's limit."""
+        if self._end is None:
+            return await self._operation.changed()
         try:
             async with asyncio.timeout(self._wait_s()):
                 await self._operation.changed()

@@ -146,7 +146,7 @@ class HasSnapshots(Held):
         job and labels are theirs, and each counts in quotas as it does. All or none: where
         one cannot run the others are stopped and its error is raised. Needs the grant
         ``sandbox.fork``. The same ``request_id`` is the same branches."""
-        if self._spec is None:
+        if self._spec is None or self._spec.get("policy_name"):  # what its name meant then
             found = await self._core.lookup(self.uid, self.project)
             if found is None or found.spec is None:
                 raise NotFound(f"there is no sandbox {self.uid}")
@@ -208,7 +208,8 @@ def branch_spec(spec: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The spec of a branch of ``source``, which was made of ``spec``. It is the same
     whoever knows ``spec`` from where, so that a request that is repeated is the same."""
     plain: dict[str, Any] = msgspec.to_builtins(msgspec.convert(spec, SandboxSpec))
-    plain.pop("node", None)
+    for name in ("node", "policy_name"):  # it has the document
+        plain.pop(name, None)
     return plain | {"source": source}
 
 
@@ -217,6 +218,6 @@ def restored_spec(image: ImageInfo, *, job: str | None) -> dict[str, Any]:
     no job but ``job``. Raises ``NotFound`` for what was not packed from a sandbox."""
     spec = _provenance(image).spec or SandboxSpec()
     plain: dict[str, Any] = msgspec.to_builtins(spec)
-    for name in ("layers", "job", "source", "node"):
+    for name in ("layers", "job", "source", "node", "policy_name"):
         plain.pop(name, None)
     return plain | {"container_image": image.name} | ({"job": job} if job else {})

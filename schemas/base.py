@@ -5,6 +5,7 @@ Owns: encoding and decoding with typed errors. Does not own: any message.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -77,6 +78,25 @@ _encoder = msgspec.json.Encoder()
 def encode(message: Any) -> bytes:
     """JSON bytes of a message."""
     return _encoder.encode(message)
+
+
+PORTION_BYTES = 512 * 1024
+"""Of a list that is cut into messages: half of what a NATS server takes unasked."""
+
+
+def portions(items: Iterable[bytes], *, count: int) -> Iterator[list[bytes]]:
+    """Encoded items in their order, as many at a time as one message should carry: up to
+    ``count``, and ``PORTION_BYTES`` unless one alone is larger."""
+    portion: list[bytes] = []
+    size = 0
+    for item in items:
+        if portion and (len(portion) == count or size + len(item) > PORTION_BYTES):
+            yield portion
+            portion, size = [], 0
+        portion.append(item)
+        size += len(item) + 1
+    if portion:
+        yield portion
 
 
 class BadMessage(ValueError):

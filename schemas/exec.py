@@ -89,10 +89,8 @@ LEASE_MAX_S = 600.0
 """Longest time between two renewals of a verifier's lease."""
 KEEPALIVE_S = 5.0
 """Longest silence of an operation that lives."""
-
 CONNECT_WINDOW_BYTES = 512 * 1024
 """As WINDOW_BYTES, of a connection."""
-
 OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 Cells = Annotated[int, Meta(ge=1, le=65_535)]

@@ -32,6 +32,7 @@ REQ_GRANTS: frozenset[str] = frozenset(
         "sandbox.report", "job.open", "job.renew",
         "project.create", "project.delete", "key.create", "key.delete",
         "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
+        "policy.create", "policy.delete",
         "image.tag", "node.cordon", "node.uncordon", "node.drain",
     }
 )  # fmt: skip
@@ -40,15 +41,22 @@ GET_GRANTS: frozenset[str] = frozenset(
         "sandbox.get", "sandbox.list", "sandbox.trajectory", "job.list", "project.list",
         "key.list", "grant.list", "quota.get",
         "image.get", "image.list", "image.export", "image.hot_set", "node.list", "audit.read",
+        "secret.list", "policy.get", "policy.list",
     }
 )  # fmt: skip
+PUT_GRANTS: frozenset[str] = frozenset({"secret.set", "secret.remove"})
+"""Changes that no stream keeps."""
+USE_GRANTS: frozenset[str] = frozenset({"secret.use"})
+"""What a create may name; they open nothing on the bus."""
 AUDIT_READS = ("list", "rules", "dry_run", "verify", "suggest")
 GET_VERBS: dict[str, tuple[tuple[str, str], ...]] = {
     "audit.read": tuple(("audit", verb) for verb in AUDIT_READS),
 }
 """Grants whose read subjects are spelled otherwise; all others are entity.verb."""
 
-GRANTS: frozenset[str] = REQ_GRANTS | GET_GRANTS | frozenset(EXEC_GRANTS)
+GRANTS: frozenset[str] = (
+    REQ_GRANTS | GET_GRANTS | PUT_GRANTS | USE_GRANTS | frozenset(EXEC_GRANTS)
+)
 """Every grant there is."""
 
 WHOAMI = ("whoami", "get")

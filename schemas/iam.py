@@ -1,8 +1,8 @@
-"""Messages of auth: projects, keys, grants, quotas, identity."""
+"""Messages of auth: projects, keys, grants, quotas, named policies, identity."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -13,6 +13,14 @@ Grant = Annotated[
     Meta(pattern=r"^(\*|[a-z]+\.(\*|[a-z_]+))$(?!\n)", description="entity.verb, entity.* or *"),
 ]
 Name = Annotated[str, Meta(min_length=1, max_length=63)]
+PolicyName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$(?!\n)")]
+PolicyReference = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,62}(:[1-9][0-9]{0,8})?$(?!\n)",
+        description="A policy's name, with a version where it is not the newest",
+    ),
+]
 
 
 class Limits(Message, frozen=True):
@@ -127,11 +135,41 @@ class QuotaInfo(Message, frozen=True):
     used: Amounts
 
 
+class PolicyCreate(Versioned, frozen=True):
+    """``req policy.create``: a policy of the project under a name, as its next version.
+    ``document`` as in a create's ``policy``; the same document again is no new version."""
+
+    request_id: str
+    name: PolicyName
+    document: dict[str, Any]
+
+
+class PolicyDelete(Versioned, frozen=True):
+    """``req policy.delete``: one version of it, or all."""
+
+    request_id: str
+    name: PolicyName
+    version: Annotated[int, Meta(ge=1)] | None = None
+
+
+class PolicyInfo(Message, frozen=True):
+    """A named policy. ``document`` is empty in lists."""
+
+    name: str
+    version: int
+    project: Token
+    created_at: UnixTime
+    created_by: str
+    document: dict[str, Any] = {}
+
+
 class IamQuery(Versioned, frozen=True):
-    """``get project.list|key.list|quota.get|grant.list|whoami.get``."""
+    """``get project.list|key.list|quota.get|grant.list|whoami.get|policy.get|policy.list``.
+    ``policy``: ``name[:version]``."""
 
     project: Token | None = None
     principal: str | None = None
+    policy: PolicyReference | None = None
 
 
 class IamReply(Versioned, frozen=True):
@@ -145,3 +183,5 @@ class IamReply(Versioned, frozen=True):
     quota: QuotaInfo | None = None
     grants: list[str] | None = None
     principal: str | None = None
+    policy: PolicyInfo | None = None
+    policies: list[PolicyInfo] | None = None

@@ -27,11 +27,13 @@ class Part(
 class Files(Part, frozen=True):
     """Absolute paths, as they are when the sandbox starts. ``read_only``: whole trees;
     ``hidden``: what is there cannot be seen or read; ``protected``: single files that
-    stay as they are. A path that ends in ``?`` may be missing."""
+    stay as they are; ``watched``: files and folders whose changes are told and not denied.
+    A path that ends in ``?`` may be missing."""
 
     read_only: Annotated[list[Path], Meta(max_length=64)] = []
     hidden: Annotated[list[Path], Meta(max_length=64)] = []
     protected: Annotated[list[Path], Meta(max_length=64)] = []
+    watched: Annotated[list[Path], Meta(max_length=64)] = []
 
 
 class Processes(Part, frozen=True):

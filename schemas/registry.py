@@ -21,13 +21,14 @@ from schemas import (
     job,
     node,
     sandbox,
+    secret,
     trajectory,
 )
 from schemas.base import VERSION, Message, Versioned
 
 MODULES: tuple[ModuleType, ...] = (
     base, sandbox, exec, iam, node, image, job, audit, burst, bus, trajectory,
-    hotset,
+    hotset, secret,
 )  # fmt: skip
 
 

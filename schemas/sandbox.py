@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from schemas.base import Message, Seconds, Token, Uid, UnixTime, Versioned, WireError
+from schemas.iam import PolicyReference
+from schemas.secret import SecretBinding, SecretName
 
 Backend = Literal["container", "microvm", "vm", "fncall", "fake"]
 State = Literal[
@@ -35,11 +37,13 @@ Labels = dict[
 class SandboxSpec(Message, frozen=True):
     """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
     ``routes``: at which port of its loopback interface it reaches an address that the
-    node's operator gave this name, for each a grant ``route.<name>``. ``scoring_grace_s``:
-    how long it stands for a verifier when a time limit has ended its work. ``offline``:
-    nothing leaves it, whatever the rules say.
-    Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and ``node``, where
-    that is: the scheduler fills it in."""
+    node's operator gave this name, for each a grant ``route.<name>``. ``secrets``: what the
+    way out puts into its requests, by name, with the grant ``secret.use``.
+    ``policy_name``: a named policy of the project or one above it, instead of ``policy``, which
+    auth fills in. ``scoring_grace_s``: how long it stands for a verifier when a time limit has
+    ended its work. ``offline``: nothing leaves it, whatever the rules say.
+    Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and
+    ``node``, where that is: the scheduler fills it in."""
 
     backend: Backend = "container"
     container_image: ImageName | None = None
@@ -59,6 +63,7 @@ class SandboxSpec(Message, frozen=True):
     scoring_grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] = {}
     policy: dict[str, Any] | None = None
+    policy_name: PolicyReference | None = None
     require: list[str] = []
     qos: Literal["best_effort", "latency_sensitive"] = "best_effort"
     labels: Labels = {}
@@ -66,6 +71,7 @@ class SandboxSpec(Message, frozen=True):
     options: dict[str, Any] = {}
     routes: dict[Token, Port] = {}
     offline: bool = False
+    secrets: dict[SecretName, SecretBinding] = {}
     source: Uid | None = None
     node: Token | None = None
 

@@ -30,7 +30,8 @@ WANTED = (
     "TrajectoryRecord",
     "Limits", "Amounts", "ProjectCreate", "ProjectDelete", "ProjectInfo", "KeyCreate",
     "KeyDelete", "KeyInfo", "GrantCreate", "GrantDelete", "QuotaCreate", "QuotaInfo",
-    "IamQuery", "IamReply", "NodeCommand", "NodeInfo", "NodeList", "Resources",
+    "PolicyCreate", "PolicyDelete", "PolicyInfo", "IamQuery", "IamReply",
+    "NodeCommand", "NodeInfo", "NodeList", "Resources",
     "BackendStatus", "FeatureReport", "ImageCreate", "ImageDelete",
     "ImageTag", "ImageExport", "ImageInfo", "ImageReply", "ImageQuery", "Blob", "BlobPut",
     "HotSetQuery", "HotSet",
@@ -39,8 +40,8 @@ WANTED = (
     "AuditQuery", "AuditPage", "AuditEntry", "Finding",
     "RuleInfo", "RulesQuery", "RulesReply", "DryRunQuery", "DryRunReply", "VerifyQuery",
     "VerifyReply", "SuggestQuery", "Suggestion", "SuggestReply", "GradingObservation",
-    "SandboxReport",
-    "req", "get", "exec_", "out", "inbox_prefix", "evt_sandbox", "audit",
+    "SandboxReport", "SecretBinding", "SecretSet", "SecretRemove", "SecretInfo", "SecretReply",
+    "req", "get", "put", "exec_", "out", "inbox_prefix", "evt_sandbox", "audit",
 )  # fmt: skip
 
 HEADER = '''"""Wire types, constants and subjects of dsec.

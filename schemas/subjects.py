@@ -29,6 +29,11 @@ def get(project: str, entity: str, verb: str, principal: str | None = None) -> s
     return f"dsec.get.v1.{project}.{entity}.{verb}" + (f".{principal}" if principal else "")
 
 
+def put(project: str, entity: str, verb: str, principal: str) -> str:
+    """A client's change that no stream may keep; who asks is always named."""
+    return f"dsec.put.v1.{project}.{entity}.{verb}.{principal}"
+
+
 def exec_(project: str, node: str, uid: str, verb: str, principal: str) -> str:
     """A client's operation at the edge that owns the sandbox."""
     return f"dsec.exec.v1.{project}.{node}.{uid}.{verb}.{principal}"
@@ -58,7 +63,7 @@ def inbox_prefix(principal: str, connection: str) -> str:
 
 @dataclass(frozen=True)
 class ClientSubject:
-    """What a ``req`` or ``get`` subject says: who may be believed to ask for what."""
+    """What a ``req``, ``get`` or ``put`` subject says: who may be believed to ask for what."""
 
     project: str
     entity: str
@@ -67,9 +72,9 @@ class ClientSubject:
 
 
 def parse_client(subject: str) -> ClientSubject | None:
-    """The parts of a ``req`` or ``get`` subject, ``None`` for any other."""
+    """The parts of a ``req``, ``get`` or ``put`` subject, ``None`` for any other."""
     parts = subject.split(".")
-    if len(parts) not in (6, 7) or parts[0] != "dsec" or parts[1] not in ("req", "get"):
+    if len(parts) not in (6, 7) or parts[0] != "dsec" or parts[1] not in ("req", "get", "put"):
         return None
     principal = parts[6] if len(parts) == 7 else ANONYMOUS
     return ClientSubject(parts[3], parts[4], parts[5], principal)
@@ -118,6 +123,11 @@ def rpc(service: str, verb: str) -> str:
 def join(node: str) -> str:
     """An edge's question to the scheduler when it starts: the key is its node."""
     return f"dsec.rpc.v1.scheduler.join.{node}"
+
+
+def secrets(node: str) -> str:
+    """A node's question for the secrets of one of its sandboxes."""
+    return f"dsec.rpc.v1.auth.secrets.{node}"
 
 
 def hb(node: str) -> str:
@@ -196,24 +206,17 @@ DURABLES: tuple[Durable, ...] = (
         "imagesvc_commands", "DSEC_CMD", ("dsec.cmd.v1.image.create.>",), owner="imagesvc", batch=1
     ),
     Durable(
-        "imagesvc_snapshots", "DSEC_CMD", ("dsec.cmd.v1.image.snapshot.>",), owner="imagesvc",
-        batch=1,
+        "imagesvc_snapshots", "DSEC_CMD", ("dsec.cmd.v1.image.snapshot.>",), "imagesvc", batch=1
     ),
     Durable(
         "imagesvc_accesses", "DSEC_EVT", ("dsec.evt.v1.edge.access_profile.*",), owner="imagesvc",
     ),
     Durable(
-        "imagesvc_quick",
-        "DSEC_CMD",
-        ("dsec.cmd.v1.image.delete.>", "dsec.cmd.v1.image.tag.>"),
+        "imagesvc_quick", "DSEC_CMD", ("dsec.cmd.v1.image.delete.>", "dsec.cmd.v1.image.tag.>"),
         owner="imagesvc",
     ),
     Durable(
-        "audit_access",
-        "DSEC_EVT",
-        ("dsec.evt.v1.*.access.*",),
-        owner="audit",
-        batch=512,
+        "audit_access", "DSEC_EVT", ("dsec.evt.v1.*.access.*",), owner="audit", batch=512,
         linger_s=AUDIT_LINGER_S,
     ),
     Durable("audit_reports", "DSEC_CMD", ("dsec.cmd.v1.audit.>",), owner="audit"),
@@ -273,6 +276,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "take grants back"),
     Subject("dsec.req.v1.*.quota.create", "jetstream", "client", ("auth",), "QuotaCreate",
             "set limits"),
+    Subject("dsec.req.v1.*.policy.create", "jetstream", "client", ("auth",), "PolicyCreate", "add"),
+    Subject("dsec.req.v1.*.policy.delete", "jetstream", "client", ("auth",), "PolicyDelete", "cut"),
     Subject("dsec.req.v1.*.image.create", "jetstream", "client", ("auth",), "ImageCreate",
             "register an image"),
     Subject("dsec.req.v1.*.image.delete", "jetstream", "client", ("auth",), "ImageDelete",
@@ -281,8 +286,7 @@ SUBJECTS: tuple[Subject, ...] = (
             "point a name to what another means"),
     Subject("dsec.req.v1.*.node.*", "jetstream", "client", ("auth",), "NodeCommand",
             "cordon, uncordon, drain"),
-    Subject("dsec.get.v1.*.sandbox.*", "core", "client", ("auth",), "SandboxQuery",
-            "get, list"),
+    Subject("dsec.get.v1.*.sandbox.*", "core", "client", ("auth",), "SandboxQuery", "get, list"),
     Subject("dsec.get.v1.*.sandbox.trajectory", "core", "client", ("auth",), "TrajectoryQuery",
             "what was done in a sandbox"),
     Subject("dsec.get.v1.*.job.*", "core", "client", ("auth",), "JobQuery", "list"),
@@ -302,20 +306,20 @@ SUBJECTS: tuple[Subject, ...] = (
             "a part of the chain"),
     Subject("dsec.get.v1.*.audit.suggest", "core", "client", ("auth",), "SuggestQuery",
             "changes of policy"),
-    Subject("dsec.get.v1.>", "core", "client", ("auth",), "IamQuery",
-            "projects, keys, grants, quotas, nodes"),
-    Subject("dsec.exec.v1.*.*.*.exec.*", "core", "client", ("edge",), "ExecRequest",
-            "run a command"),
+    Subject("dsec.get.v1.*.secret.list", "core", "client", ("auth",), "IamQuery", "no values"),
+    Subject("dsec.put.v1.*.secret.set.*", "core", "client", ("auth",), "SecretSet", "keep a value"),
+    Subject("dsec.put.v1.*.secret.remove.*", "core", "client", ("auth",), "SecretRemove", "forget"),
+    Subject("dsec.rpc.v1.auth.secrets.*", "core", "edge", ("auth",), "SecretsWanted",
+            "values for a sandbox's requests"),
+    Subject("dsec.get.v1.>", "core", "client", ("auth",), "IamQuery", "all other reads"),
+    Subject("dsec.exec.v1.*.*.*.exec.*", "core", "client", ("edge",), "ExecRequest", "a command"),
     Subject("dsec.exec.v1.*.*.*.connect.*", "core", "client", ("edge",), "ConnectRequest",
             "reach a port"),
     Subject("dsec.exec.v1.*.*.*.pack.*", "core", "imagesvc", ("edge",), "PackRequest",
             "make a layer of what it changed"),
-    Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest",
-            "live facts"),
-    Subject("dsec.exec.v1.*.*.*.pause.*", "core", "client", ("edge",), "StandingRequest",
-            "stand still"),
-    Subject("dsec.exec.v1.*.*.*.resume.*", "core", "client", ("edge",), "StandingRequest",
-            "go on"),
+    Subject("dsec.exec.v1.*.*.*.info.*", "core", "client", ("edge",), "InfoRequest", "live facts"),
+    Subject("dsec.exec.v1.*.*.*.pause.*", "core", "client", ("edge",), "StandingRequest", "halt"),
+    Subject("dsec.exec.v1.*.*.*.resume.*", "core", "client", ("edge",), "StandingRequest", "go on"),
     Subject("dsec.exec.v1.*.*.*.policy.*", "core", "client", ("edge",), "PolicyRequest",
             "other rules for a running sandbox"),
     Subject("dsec.exec.v1.*.*.*.verify.*", "core", "client", ("edge",), "LeaseRequest",
@@ -390,8 +394,7 @@ SUBJECTS: tuple[Subject, ...] = (
             "forwarded reads; likewise rules, dry_run, verify, suggest"),
     Subject("dsec.rpc.v1.audit.trajectory", "core", "auth", ("audit",), "TrajectoryQuery",
             "forwarded reads"),
-    Subject("dsec.hb.v1.*", "core", "edge", ("scheduler", "burst"), "Heartbeat",
-            "every second"),
+    Subject("dsec.hb.v1.*", "core", "edge", ("scheduler", "burst"), "Heartbeat", "every second"),
     Subject("dsec.dlq.v1.*", "jetstream", "any service", ("operator",), "DeadLetter",
             "given-up messages with their cause"),
 )  # fmt: skip

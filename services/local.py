@@ -169,8 +169,9 @@ class LocalSystem:
         secrets = localconfig.load_secrets(self.state_dir / "secrets.json", CONTROL)
         dsns = await localconfig.migrate(endpoints.pg_dsn_admin, secrets.pg_passwords)
         common = localconfig.Common(
-            endpoints=endpoints, dsns=dsns, state_dir=self.state_dir, options=self.options
-        )
+            endpoints=endpoints, dsns=dsns, state_dir=self.state_dir, options=self.options,
+            secret_key=secrets.secret_key,
+        )  # fmt: skip
         await localconfig.upgrade_bus(common)
         self._access = await localconfig.bootstrap(common, self._nodes())
         await self._launch({name: common.service(name) for name in CONTROL})

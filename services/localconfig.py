@@ -7,12 +7,13 @@ Owns: which variable each process gets, ``secrets.json``, ``client.env`` and
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from services.local import LocalOptions
 
 PASSWORD_BYTES = 24
+KEY_BYTES = 32
 TOOL_S = 60.0
 """Longest run of a migration or bootstrap."""
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "DOCKER_HOST", "VIRTUAL_ENV")
@@ -34,9 +36,10 @@ user's ``DSEC_*`` or a stray secret does not configure them."""
 
 @dataclass(frozen=True)
 class Secrets:
-    """Made once and kept: the services' database passwords."""
+    """Made once and kept: the services' database passwords, the key of kept secrets."""
 
     pg_passwords: dict[str, str]
+    secret_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,12 @@ class Access:
 def load_secrets(path: Path, services: Iterable[str]) -> Secrets:
     """Reads ``path``, or makes it (mode 0600)."""
     if path.exists():
-        return Secrets(**json.loads(path.read_text()))
-    made = Secrets({name: secrets.token_urlsafe(PASSWORD_BYTES) for name in services})
-    write_private(path, json.dumps(asdict(made)))
+        made = Secrets(**json.loads(path.read_text()))
+    else:
+        made = Secrets({name: secrets.token_urlsafe(PASSWORD_BYTES) for name in services})
+    if not made.secret_key:
+        made = replace(made, secret_key=base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode())
+        write_private(path, json.dumps(asdict(made)))
     return made
 
 
@@ -80,6 +86,7 @@ class Common:
     dsns: Mapping[str, str]
     state_dir: Path
     options: LocalOptions
+    secret_key: str = ""
 
     def _base(self) -> dict[str, str]:
         env = inherited() | {
@@ -103,6 +110,7 @@ class Common:
         if name == "auth":
             env |= {
                 "DSEC_AUTH_ACCOUNT_SEED": self.endpoints.account_seed,
+                "DSEC_AUTH_SECRET_KEYS": self.secret_key,
                 "DSEC_SYS_USER": "sys",
                 "DSEC_SYS_PASSWORD": self.endpoints.nats_users["sys"],
             }

@@ -5,6 +5,7 @@ Pure but for :func:`new`, which reads the clock and the system's randomness.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import re
@@ -12,6 +13,7 @@ import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32, lower case
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+_OURS = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", _ALPHABET.encode())
 RANDOM_BYTES = 10  # of an id
 RANDOM_STORE = 128  # fetched at once
 _ULID = re.compile(r"^[0-7][0-9a-hjkmnp-tv-z]{25}\Z")
@@ -22,23 +24,34 @@ def _encode(value: int) -> str:
     return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
-_random: list[bytes] = []
+_random: list[str] = []
+_stamped = (0, "")
 os.register_at_fork(after_in_child=_random.clear)
 
 
-def _random_80() -> bytes:
+def _random_part() -> str:
     """From a store of them: each question to the kernel lets another thread take over."""
     try:
         return _random.pop()
     except IndexError:
-        fresh = os.urandom(RANDOM_BYTES * RANDOM_STORE)
-        _random.extend(fresh[at : at + RANDOM_BYTES] for at in range(0, len(fresh), RANDOM_BYTES))
-        return os.urandom(RANDOM_BYTES)
+        drawn = base64.b32encode(os.urandom(RANDOM_BYTES * RANDOM_STORE)).translate(_OURS).decode()
+        first, *others = (drawn[at : at + 16] for at in range(0, len(drawn), 16))
+        _random.extend(others)
+        return first
+
+
+def _stamp(milliseconds: int) -> str:
+    global _stamped
+    last, text = _stamped  # as one: other threads ask too
+    if last != milliseconds:
+        text = _encode(milliseconds << 80)[:10]
+        _stamped = (milliseconds, text)
+    return text
 
 
 def new() -> str:
     """A fresh ULID (lower case): 48 bits of milliseconds, 80 bits of randomness."""
-    return _encode(time.time_ns() // 1_000_000 << 80 | int.from_bytes(_random_80(), "big"))
+    return _stamp(time.time_ns() // 1_000_000) + _random_part()
 
 
 def is_ulid(text: str) -> bool:

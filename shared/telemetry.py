@@ -27,6 +27,7 @@ MAX_LINKS = 128
 
 _tracer = trace.get_tracer("dsec")
 _provider: TracerProvider | None = None
+_OFF: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def setup(service: str, trace_file: str | None = None) -> None:
@@ -84,18 +85,23 @@ def headers() -> dict[str, str]:
     return {HEADER_TRACE: value} if value else {}
 
 
-@contextlib.contextmanager
 def span(
     name: str,
     *,
     parents: Sequence[str | None] = (),
     attributes: Mapping[str, str | int | float | bool] | None = None,
-) -> Iterator[Span | None]:
+) -> contextlib.AbstractContextManager[Span | None]:
     """One span for a batch: child of the first sampled parent, linked to the rest.
     ``None`` when nothing is recorded: the hot path then pays nothing."""
-    if _provider is None:
-        yield None
-        return
+    return _OFF if _provider is None else _span(name, parents, attributes)
+
+
+@contextlib.contextmanager
+def _span(
+    name: str,
+    parents: Sequence[str | None],
+    attributes: Mapping[str, str | int | float | bool] | None,
+) -> Iterator[Span | None]:
     contexts = [c for c in map(parse, dict.fromkeys(parents)) if c is not None]
     sampled = [c for c in contexts if c.trace_flags.sampled]
     parent = trace.set_span_in_context(NonRecordingSpan(sampled[0])) if sampled else None

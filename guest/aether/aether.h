@@ -14,6 +14,7 @@
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <time.h>
 
 #define PROTO_VERSION 1u
 #define FRAME_MAX (16u << 20)       /* bytes of one frame behind its length */
@@ -32,6 +33,7 @@
 #define STATUS_MAX (64u << 10)      /* report of one child, bytes */
 #define DRAIN_IDLE_NS 5000000ull    /* quiet time that ends the drain after exit */
 #define DRAIN_MAX_NS 2000000000ull  /* the drain ends then at the latest */
+#define SOON_NS 1000000ull          /* what nobody tells is looked at again after it */
 #define KILL_MAX_NS 5000000000ull   /* a killed tree is reported gone or not by then */
 #define HANGUP_NS 60000000000ull    /* without an edge, terminals and writes are ended */
 #define SIGNALS_MAX 32              /* signals that wait for the command's beginning */
@@ -42,6 +44,7 @@
 #define NESTS_FEW 2                 /* and as many while no more are needed at once */
 #define NEST_IDLE_NS 10000000000ull /* one of the others that was not needed for so long goes */
 #define SPARE_QUIET_NS 1000000ull   /* no refill this soon after a launch */
+#define CHILD_FAILED 125            /* exit code of a child that reports why it did not begin */
 #define ARG_MAX_BYTES 131072u       /* kernel bound of one argument or variable */
 #define SPEC_INLINE 3072            /* a longer spec goes through a memory file, bytes */
 
@@ -66,6 +69,7 @@ enum tag {
     T_HAS_LISTENER,
     T_OP_ID = 90, T_STATE, T_TAKEN, T_BASE_OUT, T_BASE_ERR, T_CTIME_NS,
     T_FILTER = 100, T_FILTER_ASK, T_OPEN_FILES, T_FILE_SIZE, T_HAS_ASK,
+    T_PROFILE,
 };
 
 enum fop {
@@ -130,16 +134,21 @@ void cg_leaf_drop(int leaf, const char *name);
 void cg_sweep_leaves(void);
 uint64_t cg_oom_kills(void);
 
-/* ---- launch.c: the launcher and nests; spares.c: what is kept ready ---- */
+/* ---- launch.c: the launcher and nests; spares.c: what is kept ready; answers.c: what
+ * they say ---- */
 #define FILE_NAME "file operation"  /* a process that has begun one */
 enum kind { K_EXEC = 1, K_FILE, K_SHELL };
-enum { L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_POLICY, L_ASK, L_FDS };
+enum {
+    L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_POLICY, L_ASK, L_NULL, L_FDS
+};
+#define NO_FDS {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}
 #define NEST_BIT 0x80000000u
 struct launch {
     uint32_t kind;
     int fds[L_FDS];
     const uint8_t *spec; size_t spec_len;
     bool lends_output;               /* L_OUT and L_ERR stay open here */
+    bool incomplete;                 /* a descriptor could not be made */
     int misplaced;                   /* errno: it could not enter its cgroup or its root */
 };
 struct place { uint32_t slot; pid_t pid; int leaf, nest, sock; char leaf_name[32]; };
@@ -156,6 +165,7 @@ void place_leave(struct place *at);
 void place_spoil(const struct place *at);
 bool place_unread(const struct place *at);
 bool place_claimed(const struct place *at);
+void place_report(const struct place *at, struct buf *report);
 void launcher_news(void);
 void launcher_claims(void);
 void nests_clear(void);
@@ -164,7 +174,9 @@ bool spare_reaped(pid_t pid);
 bool spare_is(pid_t pid);
 void launch_reaped(const struct end *end);
 uint64_t spares_refill(uint64_t now, bool at_once);
+int null_fd(void);
 int root_fd(void);
+bool root_is_last(const struct stat *root);
 int root_enter(int fd);
 void launch_spec(struct launch *l, const uint8_t *p, size_t n);
 
@@ -188,7 +200,7 @@ void child_fail(int status_fd, const char *code, const char *field, int err, con
 char *spec_str(const struct reader *r, uint8_t tag);
 uint64_t spec_u64(const struct reader *r, uint8_t tag, uint64_t otherwise);
 
-/* ---- files.c, bundle.c, watch.c: what the child of a file operation does ---- */
+/* ---- files.c, info.c, bundle.c, watch.c: what the child of a file operation does ---- */
 #define COPY_SIZE (256u << 10)
 #define NOT_REGULAR (-1) /* reported as ENOTREG, which the kernel has no number for */
 #define TOO_MANY (-2)    /* directories to watch */
@@ -198,6 +210,7 @@ void file_fail(const char *path, int err) __attribute__((noreturn));
 void file_done(const char *path, const struct stat *st, const char *target)
     __attribute__((noreturn));
 void make_parents(const char *path);
+uint64_t ns_of(struct timespec t);
 int set_time(int fd, uint64_t time_ns); /* UINT64_MAX: as it is */
 void put_info(struct buf *b, const char *name, const struct stat *st, const char *target);
 void say(struct buf *b, size_t most); /* to stdout, once it holds more than that */
@@ -259,7 +272,6 @@ void op_tick(struct op *op, uint64_t now);
 uint64_t op_next_due(const struct op *op, uint64_t now);
 void op_read(struct op *op, int which);
 void op_read_report(struct op *op);
-bool op_report_matters(const struct op *op);
 void op_write_stdin(struct op *op);
 void op_pump(struct op *op);
 bool op_awaits_process(const struct op *op);
@@ -273,6 +285,7 @@ void op_rewind(struct op *op);
 void op_send_signals(struct op *op);
 uint64_t op_limit(const struct op *op);
 bool op_has_begun(const struct op *op);
+bool has_begun(pid_t pid);
 void op_lost(int leaf);
 void op_settle(struct op *op);
 void ops_leave(void);
@@ -345,6 +358,10 @@ bool session_left(struct session *s);
 void session_signal(struct session *s, int sig);
 void session_tick(const struct op *op, uint64_t now);
 
+/* ---- setup.c: what the edge hands over ---- */
+extern bool set_up;                  /* SETUP succeeded once */
+void setup_message(uint32_t id, const uint8_t *p, size_t n, const int *fds, int count);
+
 /* ---- channel.c: the one connection ---- */
 extern int listen_fd, conn_fd;
 extern struct buf conn_out;
@@ -357,7 +374,6 @@ void channel_close(void);
 void channel_go_on(void);            /* takes requests that waited for room in the output */
 void channel_rest(void);             /* nothing runs: large buffers are given back */
 bool channel_full(void);
-extern bool set_up;                  /* SETUP succeeded once */
 bool channel_ready(void);            /* HELLO was exchanged */
 void send_frame(uint8_t type, uint32_t id, const void *p, size_t n);
 void send_data(uint32_t id, uint8_t stream, const void *p, size_t n);

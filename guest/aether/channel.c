@@ -20,7 +20,6 @@ struct buf conn_out;
 const char *generation = "";
 static struct buf conn_in;
 static bool greeted;
-bool set_up;
 static int passed[FDS_MAX], passed_count;
 
 int channel_listen(const char *path)
@@ -189,53 +188,6 @@ static bool on_hello(const uint8_t *p, size_t n)
     return true;
 }
 
-/* The socket we listened on was made in here and would be listed in /proc/net/unix; one
- * that the edge made is not. */
-static bool listen_on(int fd)
-{
-    int on = 0;
-    socklen_t n = sizeof on;
-    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &on, &n) || !on)
-        return false;
-    if (listen_fd >= 0)
-        close(listen_fd);
-    set_nonblock(fd);
-    listen_fd = fd;
-    return true;
-}
-
-static void on_setup(uint32_t id, const uint8_t *p, size_t n)
-{
-    struct reader r = {p, p + n};
-    struct field f;
-    uint64_t v1 = 0, v2 = 0, oom = 0, listener = 0;
-    while (next_field(&r, &f) > 0) {
-        if (f.tag == T_V1_COUNT)
-            v1 = field_u64(&f);
-        if (f.tag == T_HAS_V2)
-            v2 = field_u64(&f);
-        if (f.tag == T_HAS_OOM)
-            oom = field_u64(&f);
-        if (f.tag == T_HAS_LISTENER)
-            listener = field_u64(&f);
-    }
-    bool right = v1 <= 16 && v1 + !!v2 + !!oom + !!listener == (uint64_t)passed_count;
-    if (right && listener && (right = listen_on(passed[passed_count - 1])))
-        passed_count--;
-    if (!right) {
-        op_refuse(id, "invalid_request", "fds", "the descriptors do not match the message");
-        drop_passed();
-        return;
-    }
-    cg_set(passed, passed_count, (int)v1, v2, oom);
-    passed_count = 0;
-    set_up = !launcher_start();
-    if (!set_up)
-        op_refuse(id, "internal", NULL, "the launcher cannot join the workload's cgroups");
-    else
-        send_frame(M_OK, id, NULL, 0);
-}
-
 static void on_list(uint32_t id)
 {
     struct buf b = {0};
@@ -284,7 +236,8 @@ static bool on_frame(uint8_t type, uint32_t id, const uint8_t *p, size_t n)
     if (!greeted)
         return type == M_HELLO && on_hello(p, n);
     if (type == M_SETUP) {
-        on_setup(id, p, n);
+        setup_message(id, p, n, passed, passed_count);
+        passed_count = 0;
     } else if (type == M_EXEC || type == M_FILE) {
         op_start(id, p, n, type == M_FILE);
     } else if (type == M_DIAL) {
@@ -396,6 +349,9 @@ void channel_read(void)
         }
         take_fds(&m);
         conn_in.len += (size_t)k;
+        bool all = (size_t)k < io.iov_len;
         take_or_close();
+        if (all)
+            return;
     }
 }

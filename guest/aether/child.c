@@ -1,7 +1,7 @@
 /* A command between its request and its execve. What it needs is read from its spec by
  * command_read, in the process that makes it; command_begin is the child's, which belongs
  * to the command, may borrow its maker's memory, and so leaves there what it found. It
- * reports what goes wrong on the status pipe. */
+ * reports what goes wrong to whoever is told of it. */
 #include "aether.h"
 
 #include <errno.h>
@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define SCRIPT_FD 9 /* where a long script is found */
+#define FDS_BELOW 20 /* numbers that a child may give away */
 
 extern char **environ;
 
@@ -34,7 +35,7 @@ void child_fail(int status_fd, const char *code, const char *field, int err, con
     if (b.p)
         write_all(status_fd, b.p, b.len);
     buf_free(&b);
-    _exit(125);
+    _exit(CHILD_FAILED);
 }
 
 char *spec_str(const struct reader *r, uint8_t tag)
@@ -231,21 +232,25 @@ static void run(struct command *c)
     _exit(126);
 }
 
-static int out_of_the_way(int fd)
+static int out_of_the_way(int fd, int least)
 {
-    return fd >= 0 && fd < 20 ? fcntl(fd, F_DUPFD_CLOEXEC, 20) : fd;
+    return fd >= 0 && fd < least ? fcntl(fd, F_DUPFD_CLOEXEC, least) : fd;
 }
 
+/* Whatever of the agent and the launcher is open besides must not be usable: execve closes
+ * it, and what executes nothing, or gives descriptors numbers of its own, does so here. */
 static void settle_fds(struct command *c)
 {
+    bool plain = c->l.kind == K_EXEC && c->script < 0;
+    int least = plain ? 3 : FDS_BELOW;
     for (int i = 0; i < L_FDS; i++)
-        c->l.fds[i] = out_of_the_way(c->l.fds[i]);
-    c->script = out_of_the_way(c->script);
+        c->l.fds[i] = out_of_the_way(c->l.fds[i], least);
+    c->script = out_of_the_way(c->script, least);
     for (int i = 0; i < 3; i++)
         if (dup2(c->l.fds[L_IN + i], i) < 0)
-            _exit(125);
-    /* whatever of the agent and the launcher is open besides must not be usable */
-    syscall(SYS_close_range, 3, 19, 0);
+            _exit(CHILD_FAILED);
+    if (!plain)
+        syscall(SYS_close_range, 3, FDS_BELOW - 1, 0);
 }
 
 static struct reader mapped(int fd)
@@ -317,10 +322,10 @@ void command_begin(struct command *given)
     struct command c = *given;
     sigset_t none;
     sigemptyset(&none);
-    signal(SIGPIPE, c.l.kind == K_FILE ? SIG_IGN : SIG_DFL);
+    if (c.l.kind == K_FILE)
+        signal(SIGPIPE, SIG_IGN);
     sigprocmask(SIG_SETMASK, &none, NULL);
     settle_fds(&c);
-    umask(022);
     int status = c.l.fds[L_STATUS];
     const char *name = c.user_name ? c.user_name : "root";
     if (c.l.misplaced)

@@ -208,15 +208,7 @@ void op_read_report(struct op *op)
         }
         close(op->status_fd);
         op->status_fd = -1;
-        op_send_signals(op);
     }
-}
-
-/* A command's own report is short and read when it is over: only a signal that waits for
- * the beginning is a reason to wake up for it. */
-bool op_report_matters(const struct op *op)
-{
-    return op->file || op->waiting_count;
 }
 
 static void result_of_command(struct op *op)
@@ -273,6 +265,8 @@ static void op_finish(struct op *op)
     op_read_report(op);
     if (op->session)
         session_op_over(op);
+    else if (op->sent && WIFEXITED(op->status) && WEXITSTATUS(op->status) == CHILD_FAILED)
+        place_report(&op->at, &op->report);
     if (op->file && !op->report.len)
         file_op_ended(op);
     if (op->report.len) {
@@ -306,6 +300,7 @@ void op_tick(struct op *op, uint64_t now)
     }
     hangup_tick(op, now);
     session_tick(op, now);
+    op_send_signals(op);
     bool tree_gone = true;
     if (op->killing && op->session) {
         tree_gone = session_tree_gone(op) || now >= op->kill_end;
@@ -344,8 +339,8 @@ uint64_t op_next_due(const struct op *op, uint64_t now)
     uint64_t due = UINT64_MAX;
     if (op->done)
         return due;
-    if (op->killing)
-        return now + 1000000;
+    if (op->killing || (op->waiting_count && op->at.pid))
+        return now + SOON_NS;
     if (!op->reaped && !paused_at)
         due = op_limit(op);
     if (op->hangup_at && op->hangup_at < due && !paused_at)

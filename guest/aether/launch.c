@@ -15,6 +15,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -32,6 +33,7 @@
 
 int launcher_fd = -1;
 pid_t launcher_pid;
+static struct stat first_root;
 
 struct head { uint32_t number, present, kind; };
 
@@ -101,6 +103,21 @@ int root_fd(void)
     return open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
+/* The warm shell's root is replaced once, by the sandbox's: whether this is that one. */
+bool root_is_last(const struct stat *root)
+{
+    return root->st_ino != first_root.st_ino || root->st_dev != first_root.st_dev;
+}
+
+/* What a command reads that has no input; it stays open. */
+int null_fd(void)
+{
+    static int fd = -1;
+    if (fd < 0)
+        fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return fd;
+}
+
 int root_enter(int fd)
 {
     int failed = fchdir(fd) || chroot(".");
@@ -125,10 +142,12 @@ static int answer(int sock, uint32_t number, int32_t pid)
     return send(sock, &r, sizeof r, MSG_NOSIGNAL) == sizeof r ? 0 : -1;
 }
 
+static int nothing = -1; /* /dev/null of the agent, told with the root */
+
 static void launch_close(struct launch *l)
 {
     for (int i = 0; i < L_FDS; i++) {
-        if (l->fds[i] >= 0)
+        if (l->fds[i] >= 0 && l->fds[i] != nothing)
             close(l->fds[i]);
         l->fds[i] = -1;
     }
@@ -149,7 +168,21 @@ static bool take_request(int sock, struct launch *l, uint32_t *number)
     if (l->fds[L_ROOT] >= 0 && root_enter(l->fds[L_ROOT]))
         l->misplaced = errno;
     l->fds[L_ROOT] = -1;
+    if (l->fds[L_NULL] >= 0) {
+        close(nothing);
+        nothing = l->fds[L_NULL];
+    }
+    if (l->fds[L_IN] < 0)
+        l->fds[L_IN] = nothing;
+    l->fds[L_NULL] = -1;
     return true;
+}
+
+/* What a command's child has to say goes the way of the claim. */
+static void reports_to(struct command *c, int sock)
+{
+    if (c->l.kind == K_EXEC)
+        c->l.fds[L_STATUS] = sock;
 }
 
 static void wait_for_command(int sock, int failed) __attribute__((noreturn));
@@ -162,8 +195,8 @@ static void wait_for_command(int sock, int failed)
     if (!take_request(sock, &l, &number))
         _exit(0);
     answer(sock, number, getpid()); /* whoever should have told it may be dead */
-    close(sock);
     command_read(&c, &l);
+    reports_to(&c, sock);
     command_begin(&c);
 }
 
@@ -174,7 +207,12 @@ static int born(void *of)
     struct birth *b = of;
     /* first, because the nest may die, and then nobody else knows it */
     b->told = !answer(b->sock, b->number, getpid());
-    setsid();
+    /* a session of its own costs a group of the scheduler, made and thrown away: what has a
+     * terminal needs one */
+    if (b->c.l.kind == K_SHELL || spec_u64(&b->c.spec, T_ROWS, 0))
+        setsid();
+    else
+        setpgid(0, 0);
     command_begin(&b->c);
 }
 
@@ -216,6 +254,7 @@ static void serve_commands(int sock)
         if (!take_request(sock, &l, &b.number))
             break;
         command_read(&b.c, &l);
+        reports_to(&b.c, sock);
         pid_t pid = bear(&b);
         if (!b.told) {
             answer(sock, b.number, pid < 0 ? -errno : pid);
@@ -288,6 +327,8 @@ int launcher_start(void)
 {
     int pair[2];
     char ready = 0;
+    if (!first_root.st_ino && stat("/", &first_root))
+        return -1;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
         return -1;
     if (launcher_fd >= 0) {
@@ -304,6 +345,9 @@ int launcher_start(void)
         if (send(sock, "r", 1, MSG_NOSIGNAL) != 1)
             _exit(1);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        signal(SIGPIPE, SIG_DFL); /* what commands begin with */
+        umask(022);
+        if (setgroups(1, (gid_t[]){0})) {}
         serve_clones(sock);
     }
     close(pair[1]);

@@ -48,7 +48,7 @@ static int children_fd(void)
 
 /* Whether a process had begun what it was cloned for: another program, or work on files.
  * What it is told by is there until it is reaped. Where it cannot be told: it had. */
-static bool has_begun(pid_t pid)
+bool has_begun(pid_t pid)
 {
     char path[32], text[512], *at;
     unsigned flags = 0;
@@ -145,7 +145,7 @@ static int gather(uint64_t now, uint64_t *due, bool *claims)
         }
         if (op->dial.fd >= 0)
             n = add(n, op->dial.fd, op->dial.accepts ? POLLIN : POLLOUT, op, 5);
-        if (op->status_fd >= 0 && op_report_matters(op))
+        if (op->status_fd >= 0)
             n = add(n, op->status_fd, POLLIN, op, 2);
         if (op->in_fd >= 0 && op->in.len)
             n = add(n, op->in_fd, POLLOUT, op, 3);
@@ -210,8 +210,8 @@ static void turn(int chld)
         conn_fd, (short)((channel_full() ? 0 : POLLIN) | (conn_out.len ? POLLOUT : 0)), 0};
     polled[2] = (struct pollfd){chld, POLLIN, 0};
     polled[3] = (struct pollfd){launcher_fd, POLLIN, 0};
-    for (int i = 0; i < NESTS; i++) /* mostly their end alone is a reason to wake up */
-        polled[4 + i] = (struct pollfd){nest_fd(i), claims ? POLLIN : 0, 0};
+    for (int i = 0; i < NESTS; i++) /* their end is told by a signal */
+        polled[4 + i] = (struct pollfd){claims ? nest_fd(i) : -1, POLLIN, 0};
     if (poll(polled, (nfds_t)n, wait_ms(due, now)) < 0 && errno != EINTR)
         fatal("poll: %s", strerror(errno));
     serve(n);

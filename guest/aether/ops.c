@@ -267,7 +267,6 @@ void op_input_end(struct op *op)
 
 void op_signal(struct op *op, int sig)
 {
-    op_read_report(op); /* whether it has begun */
     if (sig == SIGKILL) {
         op->cancelled = true;
         op_kill(op);

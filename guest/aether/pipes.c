@@ -20,43 +20,49 @@ static int pipe_for(struct outstream *s, int *write_end, bool big)
     return 0;
 }
 
-static int input_for(struct op *op, bool with_stdin)
+static int input_for(struct op *op, int *read_end)
 {
-    static int nothing = -1;
     int in[2];
-    if (!with_stdin && nothing < 0)
-        nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (!with_stdin)
-        return fcntl(nothing, F_DUPFD_CLOEXEC, 3);
     if (pipe2(in, O_CLOEXEC))
         return -1;
     if (op->file)
         fcntl(in[1], F_SETPIPE_SZ, FILE_PIPE);
     set_nonblock(in[1]);
     op->in_fd = in[1];
-    return in[0];
+    *read_end = in[0];
+    return 0;
+}
+
+/* What a file operation has to say is its answer; a command's few words go the way of the
+ * claim. */
+static int report_for(struct op *op, int *write_end)
+{
+    int status[2];
+    if (pipe2(status, O_CLOEXEC))
+        return -1;
+    set_nonblock(status[0]);
+    op->status_fd = status[0];
+    *write_end = status[1];
+    return 0;
 }
 
 int op_pipes(struct op *op, const uint8_t *p, size_t n, int kind, bool with_stdin)
 {
-    struct launch l = {.kind = (uint32_t)kind, .fds = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
-    int status[2];
+    struct launch l = {.kind = (uint32_t)kind, .fds = NO_FDS};
     launch_spec(&l, p, n);
-    if (!op->rows)
-        l.fds[L_IN] = input_for(op, with_stdin);
     bool ok = op->rows ? !pty_fds(op, &l, with_stdin)
                        : !pipe_for(&op->out[0], &l.fds[L_OUT], op->file);
+    if (ok && !op->rows && with_stdin)
+        ok = !input_for(op, &l.fds[L_IN]);
     if (ok && op->rows)
         ; /* one terminal for all */
     else if (ok && op->merge)
         l.fds[L_ERR] = l.fds[L_OUT];
     else if (ok)
         ok = !pipe_for(&op->out[1], &l.fds[L_ERR], false);
-    if (ok && !pipe2(status, O_CLOEXEC)) {
-        set_nonblock(status[0]);
-        op->status_fd = status[0];
-        l.fds[L_STATUS] = status[1];
-    }
+    if (ok && op->file)
+        ok = !report_for(op, &l.fds[L_STATUS]);
+    l.incomplete = !ok;
     l.lends_output = ok && kind == K_EXEC && !op->rows;
     if (l.lends_output) {
         op->lent[0] = l.fds[L_OUT];

@@ -1,5 +1,5 @@
 /* What a command gives up before it is executed: system calls, by a seccomp filter, and
- * limits of its own. The edge sends it, the agent keeps it for commands to come, and the
+ * limits of its own, and what an AppArmor profile denies. The edge sends it, the agent keeps it for commands to come, and the
  * child applies it to itself as the last thing before execve: what runs already keeps
  * what it has.
  *
@@ -14,6 +14,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -23,6 +24,8 @@
 #include <unistd.h>
 
 #define FILTER_MAX 1024 /* instructions: what the stack of a child holds, many times over */
+
+#define PROFILE_MAX 128  /* bytes of a profile's name */
 
 static int kept = -1, asks = -1;
 
@@ -45,6 +48,8 @@ static bool well_formed(const uint8_t *p, size_t n, uint64_t *has_ask)
         if (filter && (!f.n || f.n % sizeof(struct sock_filter) ||
                        f.n / sizeof(struct sock_filter) > FILTER_MAX))
             return false;
+        if (f.tag == T_PROFILE && f.n && f.n <= PROFILE_MAX)
+            continue;
         if (!filter && ((f.tag != T_OPEN_FILES && f.tag != T_FILE_SIZE && f.tag != T_HAS_ASK) ||
                         f.n != 8))
             return false;
@@ -142,6 +147,19 @@ static int filter(const struct field *f, unsigned flags)
     return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
 }
 
+/* From the execve on. No engine is asked: where the kernel cannot, this fails. */
+static int confine(const struct field *name)
+{
+    char text[PROFILE_MAX + 8];
+    int n = snprintf(text, sizeof text, "exec %.*s", (int)name->n, (const char *)name->v);
+    int fd = open("/proc/thread-self/attr/apparmor/exec", O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    ssize_t k = write(fd, text, (size_t)n);
+    close(fd);
+    return k == n ? 0 : -1;
+}
+
 /* Whether somebody holds the other end. */
 static bool listened(int fd)
 {
@@ -160,6 +178,8 @@ void policy_apply(const struct launch *l, const struct reader *policy)
         child_fail(status, "policy_denied", "policy", 0, "the policy cannot be read");
     if (limit(policy, T_OPEN_FILES, RLIMIT_NOFILE) || limit(policy, T_FILE_SIZE, RLIMIT_FSIZE))
         child_fail(status, "policy_denied", "policy.resources", errno, "a limit cannot be set");
+    if (find(policy, T_PROFILE, &f) && confine(&f))
+        child_fail(status, "policy_denied", "policy", errno, "the AppArmor profile does not apply");
     if (!find(policy, T_FILTER, &f))
         return;
     uint64_t aligned[(size_t)f.n / sizeof(uint64_t)]; /* a field begins at any byte */

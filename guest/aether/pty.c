@@ -113,17 +113,15 @@ bool op_waits(const struct op *op, uint64_t now)
 /* Signals wait until the command itself is there to get them. */
 bool op_has_begun(const struct op *op)
 {
-    return op->at.pid > 1 && op->status_fd < 0;
+    return op->at.pid > 1 && has_begun(op->at.pid);
 }
 
 /* Whether it is a command that has not executed its program yet, or a file operation. */
 bool op_is_unbegun(pid_t pid)
 {
     for (int i = 0; i < OPS_MAX; i++)
-        if (ops[i].used && !ops[i].session && ops[i].at.pid == pid && !ops[i].reaped) {
-            op_read_report(&ops[i]);
-            return ops[i].file || !op_has_begun(&ops[i]);
-        }
+        if (ops[i].used && !ops[i].session && ops[i].at.pid == pid && !ops[i].reaped)
+            return ops[i].file || !has_begun(pid);
     return false;
 }
 

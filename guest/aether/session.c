@@ -90,13 +90,12 @@ static int shell_fds(struct session *s, struct launch *l)
     l->fds[L_ERR] = err[1];
     l->fds[L_CONTROL] = ctl[0];
     l->fds[L_STATUS] = state[1];
-    l->fds[L_IN] = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    return l->fds[L_TEXT] < 0 || l->fds[L_IN] < 0 ? -1 : 0;
+    return l->fds[L_TEXT] < 0 ? -1 : 0;
 }
 
 static int shell_start(struct session *s, const struct buf *spec)
 {
-    struct launch l = {.kind = K_SHELL, .fds = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
+    struct launch l = {.kind = K_SHELL, .fds = NO_FDS};
     launch_spec(&l, spec->p, spec->len);
     if (shell_fds(s, &l) || launch(&l, &s->at))
         return -1;

@@ -172,12 +172,13 @@ int user_find(const char *want, struct user *u)
 
 int user_become(const struct user *u)
 {
-    gid_t groups[65];
+    gid_t groups[65], have[65];
     int n = u->ngroups;
     memcpy(groups, u->groups, sizeof(gid_t) * (size_t)n);
     if (!n)
         groups[n++] = u->gid;
-    if (setgroups((size_t)n, groups) || setresgid(u->gid, u->gid, u->gid) ||
+    bool same = getgroups(65, have) == n && !memcmp(have, groups, sizeof(gid_t) * (size_t)n);
+    if ((!same && setgroups((size_t)n, groups)) || setresgid(u->gid, u->gid, u->gid) ||
         setresuid(u->uid, u->uid, u->uid))
         return errno;
     return 0;

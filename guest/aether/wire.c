@@ -139,9 +139,7 @@ uint64_t now_ns(void)
 
 void set_nonblock(int fd)
 {
-    int flags = fcntl(fd, F_GETFL);
-    if (flags >= 0)
-        fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+    fcntl(fd, F_SETFL, O_NONBLOCK); /* nothing of ours has another flag that can be set */
 }
 
 ssize_t write_all(int fd, const void *p, size_t n)

@@ -5,7 +5,7 @@
  * the engine's /etc files over (with all that is mounted below them: what the
  * engine masks stays masked), makes it the root of every process there and drops
  * the old one, and with it the agent's socket folder. A GUARD says what is laid over a
- * path of the new root, see guard.c. Errors go to stderr.
+ * path of the new root, see guard.c and decoy.c. Errors go to stderr.
  *
  * The image is untrusted and the process is root in the host's namespaces of
  * everything but mounts, so nothing of the new root is resolved through a link.
@@ -169,6 +169,7 @@ int main(int argc, char **argv)
     }
     int pidfd = atoi(argv[1]), mount_fd = atoi(argv[2]);
     const char *hostname = argc > 3 && *argv[3] ? argv[3] : NULL;
+    int decoy = argc > 4 ? decoy_take(argv + 4) : -1;
     umask(0);
     if (setns(pidfd, CLONE_NEWNS | CLONE_NEWNET | (hostname ? CLONE_NEWUTS : 0)))
         fail("cannot enter the shell's namespaces");
@@ -180,6 +181,8 @@ int main(int argc, char **argv)
     if (root < 0 || fchdir(root))
         fail("cannot enter the new root");
     carry_over(root);
+    if (decoy >= 0)
+        decoy_put(root, decoy);
     if (argc > 4)
         guard(root, argv + 4);
     if (syscall(SYS_pivot_root, ".", "."))

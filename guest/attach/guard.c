@@ -59,26 +59,37 @@ static void restrict_to(int tree, unsigned long long attributes, int flags, cons
         fail("cannot restrict %s", path);
 }
 
-/* An empty folder, or the null device for what is no folder. */
-static int nothing(int root, const struct stat *st, const char *path)
+static int empty_folder(const char *path)
 {
-    if (!S_ISDIR(st->st_mode)) {
-        int null = find(root, "/dev/null", 0, RESOLVE_NO_SYMLINKS);
-        if (null < 0)
-            fail("there is nothing to hide %s with", path);
-        int tree = tree_of(null, path);
-        close(null);
-        return tree;
-    }
     int fs = (int)syscall(SYS_fsopen, "tmpfs", FSOPEN_CLOEXEC);
     if (fs < 0 || syscall(SYS_fsconfig, fs, FSCONFIG_SET_STRING, "mode", "0555", 0) ||
         syscall(SYS_fsconfig, fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0))
         fail("there is nothing to hide %s with", path);
-    int tree = (int)syscall(SYS_fsmount, fs, FSMOUNT_CLOEXEC,
-                            MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+    int tree = (int)syscall(SYS_fsmount, fs, FSMOUNT_CLOEXEC, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
     if (tree < 0)
         fail("there is nothing to hide %s with", path);
     close(fs);
+    return tree;
+}
+
+/* In the shell's own root, which nobody in the sandbox sees; one for all: each cover is a
+ * mount of its own, by which who opens it is known. A device file would not do: the kernel
+ * tells nobody of its opening. */
+static int empty_file(const char *path)
+{
+    static int file = -1;
+    if (file < 0)
+        file = open("/nothing", O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0444);
+    if (file < 0)
+        fail("there is nothing to hide %s with", path);
+    return file;
+}
+
+/* An empty folder, or an empty file for what is no folder. */
+static int nothing(const struct stat *st, const char *path)
+{
+    int tree = S_ISDIR(st->st_mode) ? empty_folder(path) : tree_of(empty_file(path), path);
+    restrict_to(tree, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, path);
     return tree;
 }
 
@@ -150,7 +161,7 @@ static bool lay(int root, const char *rule)
         return false;
     }
     if (kind == 'h') {
-        put(nothing(root, &st, path), at, path);
+        put(nothing(&st, path), at, path);
         return false;
     }
     hold_root = hold_above(root, path);
@@ -188,6 +199,8 @@ void guard(int root, char **rules)
 {
     bool hold_root = false;
     for (; *rules; rules++) {
+        if ((*rules)[0] == 'd')
+            continue; /* decoy.c's */
         if (!strchr("rphxRPHX", (*rules)[0]) || (*rules)[1] != '/')
             fail("not a rule: %s", *rules);
         hold_root |= lay(root, *rules);

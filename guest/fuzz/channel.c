@@ -79,6 +79,12 @@ void launch_reaped(const struct end *end) { op_reaped(end); }
 uint64_t spares_refill(uint64_t now, bool at_once) { (void)now, (void)at_once; return UINT64_MAX; }
 bool place_unread(const struct place *at) { return at->slot % 7 == 3; }
 bool place_claimed(const struct place *at) { (void)at; return false; }
+
+void place_report(const struct place *at, struct buf *report)
+{
+    if (at->slot % 5 == 2)
+        put_error(report, "internal", "user", 0, "it did not begin");
+}
 int root_fd(void) { return -1; }
 int root_enter(int fd) { (void)fd; return -1; }
 int send_fds(int sock, uint32_t number, const int *fds, int count)
@@ -118,8 +124,7 @@ int launch(struct launch *l, struct place *where)
         if (!children[i].used)
             c = &children[i];
     bool failed = !c;
-    for (int i = 0; i <= L_STATUS; i++)
-        failed |= l->fds[i] < 0;
+    failed |= l->incomplete || l->fds[L_OUT] < 0 || l->fds[L_ERR] < 0;
     memset(where, 0, sizeof *where);
     where->leaf = -1;
     for (int i = L_OUT; i <= L_ERR; i++)

@@ -14,8 +14,10 @@ from libdsec.cli import (
     files,
     images,
     jobs,
+    policies,
     ports,
     sandboxes,
+    secrets,
     snapshots,
     trajectory,
 )
@@ -54,4 +56,6 @@ app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")
 app.add_typer(admin.grants, name="grant", help="What principals may do.")
 app.add_typer(admin.quotas, name="quota", help="Limits of projects.")
 app.add_typer(admin.nodes, name="node", help="The fleet.")
+app.add_typer(policies.app, name="policy", help="Named policies.")
+app.add_typer(secrets.app, name="secret", help="Values that no sandbox sees.")
 app.add_typer(audit.app, name="audit", help="The record, violations and findings.")

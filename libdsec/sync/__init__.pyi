@@ -18,9 +18,11 @@ from libdsec._wire import ImageInfo
 from libdsec._wire import JobInfo
 from libdsec._wire import KeyInfo
 from libdsec._wire import NodeInfo
+from libdsec._wire import PolicyInfo
 from libdsec._wire import ProjectInfo
 from libdsec._wire import QuotaInfo
 from libdsec._wire import RuleInfo
+from libdsec._wire import SecretInfo
 from libdsec._wire import SuggestReply
 from libdsec.args import Seconds
 from libdsec.audit import Chain
@@ -182,6 +184,29 @@ class Nodes:
         ...
 
     def drain(self, id: str) -> None:
+        ...
+class Policies:
+
+    def create(self, name: str, document: Mapping[str, Any], *, project: str | None=None) -> PolicyInfo:
+        ...
+
+    def get(self, name: str, *, project: str | None=None) -> PolicyInfo:
+        ...
+
+    def list(self, *, project: str | None=None) -> Sequence[PolicyInfo]:
+        ...
+
+    def delete(self, name: str, *, version: int | None=None, project: str | None=None) -> None:
+        ...
+class Secrets:
+
+    def set(self, name: str, value: str, *, hosts: Sequence[str], plain: bool=False, project: str | None=None) -> SecretInfo:
+        ...
+
+    def list(self, *, project: str | None=None) -> Sequence[SecretInfo]:
+        ...
+
+    def remove(self, name: str, *, project: str | None=None) -> None:
         ...
 class Audit:
 
@@ -560,7 +585,7 @@ class Sandbox:
     def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
         ...
 
-    def set_policy(self, policy: Mapping[str, Any]) -> Mapping[str, str]:
+    def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
         ...
 
     def set_stage(self, name: str) -> Mapping[str, str]:
@@ -665,7 +690,7 @@ class FastForward:
     def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
         ...
 
-    def set_policy(self, policy: Mapping[str, Any]) -> Mapping[str, str]:
+    def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
         ...
 
     def set_stage(self, name: str) -> Mapping[str, str]:
@@ -769,7 +794,7 @@ class Verifying:
     def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
         ...
 
-    def set_policy(self, policy: Mapping[str, Any]) -> Mapping[str, str]:
+    def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
         ...
 
     def set_stage(self, name: str) -> Mapping[str, str]:
@@ -793,6 +818,8 @@ class DSecClient:
     nodes: Nodes
     audit: Audit
     jobs: Jobs
+    secrets: Secrets
+    policies: Policies
 
     def __init__(self, url: str | None=None, api_key: str | None=None, project: str | None=None, *, open_timeout: Seconds=OPEN_S, keep: bool=False) -> None:
         ...

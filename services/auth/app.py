@@ -16,6 +16,8 @@ from services.auth.kick import Kicker
 from services.auth.reads import Reads
 from services.auth.reconcile import Reconciler
 from services.auth.releases import Releases
+from services.auth.sealing import Sealer
+from services.auth.secrets import Secrets
 from services.auth.settings import Settings
 from shared import inbox
 from shared.bus import Bus
@@ -41,7 +43,14 @@ class App:
         self.records = AccessBuffer(self.bus)
         self.kicker = Kicker(settings, self.bus)
         self.callout = Callout(settings, db=self.db, bus=self.bus, clock=clock)
-        self.reads = Reads(settings, db=self.db, bus=self.bus, records=self.records, clock=clock)
+        secrets = Secrets(
+            Sealer(settings.auth_secret_keys), db=self.db, bus=self.bus, clock=clock
+        )
+        secrets.answer_on(self.bus)
+        self.reads = Reads(
+            settings, db=self.db, bus=self.bus, records=self.records, clock=clock,
+            secrets=secrets,
+        )  # fmt: skip
         iam = IamDoor(
             settings, db=self.db, bus=self.bus, outbox=self.outbox, kicker=self.kicker,
             clock=clock,

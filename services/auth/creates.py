@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from schemas.base import WireError, decode
+from schemas.base import WireError, decode, encode
 from schemas.sandbox import MAX_BATCH, CreateCommand, CreateItem, CreateRequest, SandboxSpec
 from services.auth.validate import judge
 from shared import ids
@@ -65,6 +65,10 @@ class Create:
             if spec >= 0:
                 yield start, stop, spec
             start = stop
+
+    def replace(self, spec: int, by: SandboxSpec) -> None:
+        """Puts what a spec means in its place."""
+        self.specs[spec], self.sizes[spec] = by, len(encode(by))
 
     def deny(self, spec: int, error: WireError) -> None:
         """Marks the items of one spec."""

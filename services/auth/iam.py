@@ -1,4 +1,4 @@
-"""Changes of identity: projects, keys, grants, quotas; one transaction each.
+"""Changes of identity: projects, keys, grants, quotas, named policies; one transaction each.
 
 Owns: the order of steps of each change. Does not own: judgements
 (:mod:`services.auth.rules`), SQL, dropping connections (:mod:`services.auth.kick`).
@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from schemas.base import BadMessage, ErrorReply, decode, encode
 from schemas.iam import IamReply
 from schemas.subjects import ANONYMOUS
-from services.auth import access, changes, iam_store, rules, store, tokens
+from services.auth import access, changes, iam_store, named, rules, store, tokens
 from services.auth.asks import MAX_ID, Ask, request_id
 from services.auth.changes import Change, Done
 from services.auth.kick import Kicker
@@ -43,6 +43,7 @@ from shared.wire import bad_message, to_wire
 
 log = logging.getLogger(__name__)
 
+CHANGES = changes.CHANGES | named.CHANGES
 _reply_decoder = msgspec.json.Decoder(IamReply)
 
 
@@ -55,7 +56,7 @@ class Outcome:
 
 
 class IamDoor:
-    """Handles requests about projects, keys, grants and quotas."""
+    """Handles requests about projects, keys, grants, quotas and named policies."""
 
     def __init__(
         self, settings: Settings, *, db: Database, bus: Bus, outbox: Outbox, kicker: Kicker,
@@ -118,14 +119,14 @@ class IamDoor:
         return Outcome(self._with_secret(done.reply, ask), done.affected)
 
     def _read(self, ask: Ask) -> tuple[Any, Change]:
-        if ask.grant not in changes.CHANGES:
+        if ask.grant not in CHANGES:
             raise Unsupported(f"there is no {ask.grant}", field="verb")
         if ask.principal == ANONYMOUS:
             raise Unauthenticated(
                 "a change of identity needs the subject that ends in your principal",
                 field="principal",
             )
-        type_, change = changes.CHANGES[ask.grant]
+        type_, change = CHANGES[ask.grant]
         try:
             body = decode(ask.body, type_)
         except BadMessage as exc:

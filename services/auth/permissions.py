@@ -12,8 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from schemas.grants import BLOB_GRANTS, EXEC_GRANTS, GET_GRANTS, GET_VERBS, REQ_GRANTS, WHOAMI
-from schemas.subjects import EDGE_DURABLE, blob, exec_, get, req, trj
+from schemas.grants import (
+    BLOB_GRANTS,
+    EXEC_GRANTS,
+    GET_GRANTS,
+    GET_VERBS,
+    PUT_GRANTS,
+    REQ_GRANTS,
+    WHOAMI,
+)  # fmt: skip
+from schemas.subjects import EDGE_DURABLE, blob, exec_, get, put, req, secrets, trj
 from services.auth.delegation import FLEET, expand
 from shared.errors import QuotaExceeded
 
@@ -66,6 +74,8 @@ def _publish(project: str, grant: str, principal: str) -> Iterable[str]:
         for read in GET_VERBS.get(grant, ((entity, verb),)):
             yield get(project, *read)
             yield get(project, *read, principal)
+    if grant in PUT_GRANTS:
+        yield put(project, entity, verb, principal)
     if grant in BLOB_GRANTS:
         yield blob(project, BLOB_GRANTS[grant], principal)
     for opened in EXEC_GRANTS.get(grant, ()):
@@ -84,6 +94,7 @@ def node(principal: str, name: str) -> Permissions:
             trj(name),
             f"dsec.out.v1.{name}.>",
             f"dsec.rpc.v1.scheduler.join.{name}",
+            secrets(name),
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}",
             f"$JS.API.CONSUMER.INFO.{stream}.{durable}",
             f"$JS.ACK.{stream}.{durable}.>",

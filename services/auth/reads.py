@@ -1,4 +1,5 @@
-"""The door for reads: answers those about identity, passes the others on.
+"""The door for reads: answers those about identity, passes the others on. What no stream
+may keep (``put``) comes the same way.
 
 Owns: scope (a read sees its subject's project and below), forwarding, one access
 record each. Does not own: what the other services answer.
@@ -20,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.audit import AuditQuery, DryRunQuery, RulesQuery, SuggestQuery, VerifyQuery
 from schemas.base import HEADER_TRACE, BadMessage, ErrorReply, decode, encode
-from schemas.grants import WHOAMI
+from schemas.grants import PUT_GRANTS, WHOAMI
 from schemas.hotset import HotSetQuery
 from schemas.iam import IamQuery, IamReply, QuotaInfo
 from schemas.image import ImageExport, ImageQuery
@@ -28,9 +29,10 @@ from schemas.job import JobQuery
 from schemas.sandbox import SandboxQuery
 from schemas.subjects import ANONYMOUS, parse_client, rpc
 from schemas.trajectory import TrajectoryQuery
-from services.auth import admission, iam_store, store
+from services.auth import admission, iam_store, named, store
 from services.auth.access import AccessBuffer, targets
 from services.auth.asks import Ask, own_inbox, request_id
+from services.auth.secrets import Secrets, unvalued
 from services.auth.settings import Settings
 from shared import ids
 from shared.bus import Bus, Outgoing
@@ -49,7 +51,7 @@ from shared.wire import bad_message, to_wire
 
 log = logging.getLogger(__name__)
 
-SUBJECT = "dsec.get.v1.>"
+SUBJECTS = ("dsec.get.v1.>", "dsec.put.v1.>")
 QUEUE = "auth"
 FORWARD_S = 5.0
 AUDIT_QUERIES: dict[str, type[Any]] = {
@@ -63,11 +65,13 @@ MAX_WAITING = 65_536
 
 
 class Reads:
-    """Answers ``dsec.get.v1.>``."""
+    """Answers ``dsec.get.v1.>`` and ``dsec.put.v1.>``."""
 
     def __init__(
-        self, settings: Settings, *, db: Database, bus: Bus, records: AccessBuffer, clock: Clock
-    ) -> None:
+        self, settings: Settings, *, db: Database, bus: Bus, records: AccessBuffer, clock: Clock,
+        secrets: Secrets,
+    ) -> None:  # fmt: skip
+        self._secrets = secrets
         self._settings = settings
         self._db = db
         self._bus = bus
@@ -75,18 +79,22 @@ class Reads:
         self._clock = clock
         self._slots = asyncio.Semaphore(settings.auth_reads)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._subscription: Any = None
+        self._subscriptions: list[Any] = []
 
     async def start(self) -> None:
         """Subscribes; the bus must be connected."""
-        self._subscription = await self._bus.client.subscribe(
-            SUBJECT, queue=QUEUE, cb=self._received, pending_msgs_limit=MAX_WAITING
-        )
+        for subject in SUBJECTS:
+            self._subscriptions.append(
+                await self._bus.client.subscribe(
+                    subject, queue=QUEUE, cb=self._received, pending_msgs_limit=MAX_WAITING
+                )
+            )
 
     async def close(self) -> None:
         """Takes no more and waits for the reads at hand."""
-        if self._subscription is not None and self._bus.client.is_connected:
-            await self._subscription.unsubscribe()
+        if self._bus.client.is_connected:
+            for subscription in self._subscriptions:
+                await subscription.unsubscribe()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._settings.shutdown_s / 2)
 
@@ -118,7 +126,8 @@ class Reads:
                 await self._bus.send(Outgoing(ask.reply_to, answer))
             except DsecError as exc:
                 log.debug("an answer was not sent: %s", exc.message)
-        await self._records.add(ask.access(outcome, target=target))
+        told = unvalued(ask) if ask.grant in PUT_GRANTS else ask
+        await self._records.add(told.access(outcome, target=target))
 
     async def _answer(self, ask: Ask) -> tuple[str, str, bytes]:
         """Outcome, target and answer of a read; every error in its wire form."""
@@ -139,6 +148,9 @@ class Reads:
         body = ask.body or b"{}"
         if len(body) > self._settings.auth_max_request_bytes:
             raise InvalidRequest("the read's body is too large", field="payload")
+        if ask.grant in PUT_GRANTS:
+            changed, name = await self._secrets.change(ask)
+            return "ok", name, encode(changed)
         if ask.entity == "sandbox" and ask.verb in ("get", "list"):
             query = decode(body, SandboxQuery)
             scoped: Any = msgspec.structs.replace(query, project=ask.project)
@@ -173,6 +185,9 @@ class Reads:
         if ask.entity == "node" and ask.verb == "list":
             return await self._forward("scheduler", "nodes", iam, "")
         async with self._db.transaction() as connection:
+            if ask.grant == "secret.list":
+                await _existing(connection, ask.project)
+                return "ok", "", encode(await self._secrets.listed(connection, ask.project))
             reply = await self._iam(connection, ask, iam)
         return "ok", iam.principal or iam.project or "", encode(reply)
 
@@ -227,6 +242,12 @@ class Reads:
         if ask.grant == "key.list":
             keys = await iam_store.keys_below(connection, target, query.principal)
             return IamReply(keys=keys)
+        if ask.grant == "policy.list":
+            return IamReply(policies=await named.listed(connection, path))
+        if ask.grant == "policy.get":
+            if query.policy is None:
+                raise InvalidRequest("which policy?", field="policy")
+            return IamReply(policy=await named.find(connection, path, query.policy))
         if ask.grant == "grant.list":
             return await _grants(connection, ask, query, path)
         if ask.grant == "quota.get":

@@ -20,6 +20,10 @@ class Settings(Common, kw_only=True):
     sys_user: str | None = None
     sys_password: str | None = None
 
+    auth_secret_keys: str | None = None
+    """Keys under which secrets lie in the database, see :mod:`services.auth.sealing`;
+    without one no secret is kept."""
+
     auth_session_s: float = 3_600.0
     """A connection's life; the SDK reconnects and gets its permissions anew."""
     auth_last_known_s: float = 900.0

@@ -14,6 +14,7 @@ import msgspec
 
 from schemas.base import BadMessage, WireError, decode
 from schemas.sandbox import SandboxSpec
+from services.auth import bindings
 from shared import policies
 from shared.errors import DsecError, InvalidRequest, Unsupported
 from shared.wire import bad_message, to_wire
@@ -67,6 +68,7 @@ def check(spec: SandboxSpec, raw: bytes) -> None:
     _limits(spec)
     _sizes(spec)
     _features(spec)
+    bindings.check_spec(spec)
 
 
 def _branch(spec: SandboxSpec, *, fork: bool) -> None:
@@ -123,6 +125,8 @@ def _sizes(spec: SandboxSpec) -> None:
 
 
 def _features(spec: SandboxSpec) -> None:
+    if spec.policy is not None and spec.policy_name is not None:
+        raise InvalidRequest("give policy or policy_name, not both", field="policy_name")
     strange = [
         name for name in spec.require
         if name not in REQUIRABLE and not policies.is_policy_part(name)

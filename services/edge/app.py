@@ -38,6 +38,7 @@ from services.edge.routes import Routes, parse
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
 from services.edge.trail import Trail
+from services.edge.vault import Vault
 from services.edge.violations import Teller
 from shared.blobs.opening import is_remote
 from shared.bus import Bus
@@ -83,9 +84,10 @@ class Edge:
         self.violations = Teller(
             node=settings.node, epoch=self.epoch, link=self.link, now=clock.now
         )
+        vault = Vault(node=settings.node, link=self.link, clock=clock)
         self.supervisor = Supervisor(
-            told(drivers(settings), self.violations), journal=self.journal, observer=self.observer,
-            locator=locator(settings.store_url, layers), clock=clock,
+            told(drivers(settings), self.violations, vault), journal=self.journal,
+            observer=self.observer, locator=locator(settings.store_url, layers), clock=clock,
             bounds=Bounds(
                 limits=limits, start_concurrency=settings.start_concurrency,
                 stop_timeout_s=settings.stop_timeout_s,
@@ -182,11 +184,12 @@ class Edge:
             log.debug("closing the bus: %r", exc)
 
 
-def told(made: dict[str, Driver], teller: Teller) -> dict[str, Driver]:
-    """The drivers, those that deny things telling ``teller``."""
+def told(made: dict[str, Driver], teller: Teller, vault: Vault) -> dict[str, Driver]:
+    """The drivers, those that deny things telling ``teller`` and asking ``vault``."""
     for driver in made.values():
         if (enforcing := offered(driver, Enforcing)) is not None:
             enforcing.report_to(teller.tell)
+            enforcing.secrets_from(vault)
     return made
 
 

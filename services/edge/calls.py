@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import get_args
+
+import msgspec
 
 from schemas.exec import HEADER_HAVE, HEADER_LEASE, HEADER_OFFSET, ExecVerb
 from shared.errors import InvalidRequest
@@ -22,8 +23,7 @@ _TOKENS = 8
 COUNT_DIGITS_MAX = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One message at the door."""
 
     project: str

@@ -16,8 +16,9 @@ import mmap
 import os
 import struct
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,7 @@ BODY_BYTES = SLOT_BYTES - _CRC.size - _HEAD.size
 journal alone, a moment later."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """An intent: sandbox, operation, hash of the request, seconds since the epoch, number
     in the sandbox's trajectory, record of it there."""
 

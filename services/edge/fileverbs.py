@@ -264,12 +264,15 @@ async def watch(sandbox: Sandbox, request: FileRequest, op: Operation) -> FileRe
     path = _path(request)
     op.terminal = True
     op.goes_on()
-    if op.have[0]:  # nobody looked while the edge was away
-        await _lines(op, [_event(FileChange("overflow", path))])
+    missed = bool(op.have[0])  # nobody looked while the edge was away
     async for changes in trees.watch(
         handle, path, user=request.user, recursive=request.recursive
     ):
-        await _lines(op, [_event(change) for change in changes])
+        events = [_event(change) for change in changes]
+        if missed:  # told once it is watched again: who looks then misses nothing
+            events.append(_event(FileChange("overflow", path)))
+            missed = False
+        await _lines(op, events)
     return FileReply(op_id=request.op_id)
 
 

@@ -92,6 +92,7 @@ class Finished:
 
 def _alone(op: Operation) -> Ended | None:
     """Its reply, where that is all there is of it."""
-    if op.final is None or any(op.streamed.values()):
+    streamed = op.streamed
+    if op.final is None or streamed["o"] or streamed["e"]:
         return None
     return Ended(op.call, op.hash, op.final, op.publish)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from typing import cast
 import msgspec
 
 from schemas.audit import Access, AccessRecords
-from schemas.base import decode, encode
+from schemas.base import decode, encode, portions
 from schemas.sandbox import EdgeObservations, Observation
 from schemas.subjects import evt_edge
 from services.edge import records
@@ -111,10 +112,12 @@ class Publisher:
     async def _publish_batch(self) -> None:
         # what an earlier process left may be stored already, under the id of these rows alone
         size = min(MAX_BATCH, self._earlier or len(self._waiting))
-        batch = [self._waiting[i] for i in range(size)]
-        if not batch:
+        waiting = (data for _, data in itertools.islice(self._waiting, size))
+        found = next(portions(waiting, count=MAX_BATCH), None)
+        if found is None:
             return
-        data = self._lane.render([data for _, data in batch])
+        batch = list(itertools.islice(self._waiting, len(found)))
+        data = self._lane.render(found)
         # rows are numbered once in the journal's life: the same batch, the same id
         msg_id = f"{self._node}-{self._lane.kind}-{batch[0][0]}-{batch[-1][0]}"
         subject = evt_edge(self._lane.kind, self._node)

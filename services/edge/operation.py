@@ -53,7 +53,29 @@ class Operation:
     window_bytes = WINDOW_BYTES
     retained_max_bytes = RETAINED_BYTES
     may_stall = False  # a client that confirms nothing is waited for
+
+    # as they are when it begins: most operations change few of them
     terminal = False  # a silent client has hung up
+    streaming = True
+    late = False  # output is in no hurry while there is little of it
+    task: asyncio.Task[None] | None = None
+    aborted: DsecError | None = None
+    cancelled = begun = False
+    claimed = False  # its intent is in the journal
+    resumed = False  # it was begun by an earlier edge process
+    stays = False  # its command may outlive this process
+    left = False  # and does
+    takes_input = False
+    repeats = False  # to do it once more does no harm
+    again = False  # for a client that got no end of it elsewhere
+    source: str | None = None  # what the output is read from, in which state
+    have = (0, 0)  # bytes of both streams that the client says it has
+    final: bytes | None = None
+    taken = _sent = _confirmed = _retained_bytes = _queued = _told_taken = 0
+    _eof = _hole = _moved = _entered = _wants_input = False
+    _whole: bytes | None = None  # all input, where it came with the request
+    _run: RunClock | None = None
+    _stood_before_s, _told_runs = 0.0, True
 
     def __init__(
         self, call: Call, op_id: str, *, hash_: bytes, reply_to: str, send: Send, clock: Clock
@@ -61,43 +83,18 @@ class Operation:
         self.call, self.op_id, self.hash = call, op_id, hash_
         self.reply_to = reply_to
         self.begun_at = clock.now()
-        self.streaming = True
-        self.late = False  # output is in no hurry while there is little of it
-        self.task: asyncio.Task[None] | None = None
-        self.aborted: DsecError | None = None
-        self.cancelled = self.begun = False
-        self.claimed = False  # its intent is in the journal
         self.logged = Logged(0)  # its place in the trajectory log
-        self.resumed = False  # it was begun by an earlier edge process
-        self.stays = False  # its command may outlive this process
-        self.left = False  # and does
-        self.takes_input = False
-        self.repeats = False  # to do it once more does no harm
-        self.again = False  # for a client that got no end of it elsewhere
-        self.source: str | None = None  # what the output is read from, in which state
-        self.have = (0, 0)  # bytes of both streams that the client says it has
-        self.final: bytes | None = None
         self.kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-        self.taken = 0
         self._clock = clock
         self.publish = send
         self._sending = asyncio.Lock()
-        self._sent_at = clock.monotonic()
-        self._sent = self._confirmed = 0
+        self._sent_at = self._heard_at = clock.monotonic()
         self.streamed: dict[str, int] = {"o": 0, "e": 0}
         self._unconfirmed: deque[Frame] = deque()
         self._retained: deque[Frame] = deque()
-        self._retained_bytes = 0
         self._skip: dict[str, int] = {"stdout": 0, "stderr": 0}
-        self._heard_at = self._sent_at
         self._room = asyncio.Event()
         self._input: deque[bytes] = deque()
-        self._queued, self._eof, self._hole = 0, False, False
-        self._whole: bytes | None = None  # all input, where it came with the request
-        self._moved = self._entered = self._wants_input = False
-        self._told_taken = 0
-        self._run: RunClock | None = None
-        self._stood_before_s, self._told_runs = 0.0, True
         self._arrived = asyncio.Event()
         self.orders = Orders()
 

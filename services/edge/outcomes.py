@@ -66,7 +66,7 @@ async def repeated(row: ExecRow, op: Operation, sandbox: Sandbox, verb: Verb, re
 def recorded(op: Operation, reply: Any, final: bytes) -> bytes:
     """What is kept and answered to a repetition: output that went out in frames as far as
     the trajectory log keeps it, what it does not keep counts as dropped."""
-    if not any(op.streamed.values()):
+    if not (op.streamed["o"] or op.streamed["e"]):
         return final
     out, err = op.logged.kept("stdout"), op.logged.kept("stderr")
     missing = op.streamed["o"] - len(out), op.streamed["e"] - len(err)

@@ -72,6 +72,12 @@ UPGRADES: dict[int, tuple[str, ...]] = {
 }
 """From a version to the next one."""
 
+WHOLE = (
+    "insert or ignore into exec (uid, op_id, hash, at, seq, record, reply, ended_at) "
+    "values (?,?,?,?,?,?,?,?)"
+)
+OUTBOX = "insert or replace into outbox values (?,?,?)"
+
 INTENT_TOLD, RESULT_TOLD = 1, 2
 """What of a record the services have, in ``told``."""
 
@@ -208,11 +214,7 @@ def exec_begun(claim: Claim) -> Change:
 def exec_whole(claim: Claim, reply: bytes, at: float) -> Change:
     """An operation that has ended before its intent was written."""
     values = (claim.uid, claim.op_id, claim.hash, claim.at, claim.seq, claim.body or None)
-    return (
-        "insert or ignore into exec (uid, op_id, hash, at, seq, record, reply, ended_at) "
-        "values (?,?,?,?,?,?,?,?)",
-        (*values, reply, at),
-    )
+    return WHOLE, (*values, reply, at)
 
 
 def exec_text(uid: str, op_id: str, record: bytes) -> Change:
@@ -262,7 +264,7 @@ def _marks(values: Sequence[object]) -> str:
 
 def outbox(row: int, kind: str, data: bytes) -> Change:
     """Something to be published."""
-    return "insert or replace into outbox values (?,?,?)", (row, kind, data)
+    return OUTBOX, (row, kind, data)
 
 
 def outbox_sent(rows: Sequence[int]) -> list[Change]:

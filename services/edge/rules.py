@@ -6,13 +6,13 @@ is called, whether a spec can be honoured. Does not own: doing it (actor, superv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from schemas.sandbox import ResolvedSpec, SandboxSpec, StartItem
 from services.edge.admission import Amount
-from services.edge.drivers.base import BackendReport, Layer, StartSpec
+from services.edge.drivers.base import TRUST_PATH, BackendReport, Layer, Secret, StartSpec
 from services.edge.policy import plan
 from shared import lifecycle, policies
 from shared.errors import (
@@ -27,6 +27,11 @@ from shared.errors import (
 
 DEFAULT_USER = "root"
 DEFAULT_WORKDIR = "/"
+TRUSTING = (
+    "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS",
+    "GIT_SSL_CAINFO",
+)  # fmt: skip
+"""Variables by which programs find whom to trust."""
 
 
 def judge_start(
@@ -169,6 +174,11 @@ def check_spec(spec: SandboxSpec, report: BackendReport) -> DsecError | None:
     carried = report.features.get("routes")
     if spec.routes and not (carried and carried.supported):
         return Unsupported(f"backend {spec.backend} has no routes", field="routes")
+    carried = report.features.get("secrets")
+    if spec.secrets and not (carried and carried.supported):
+        why = carried.reason if carried else "it has no way out"
+        text = f"backend {spec.backend} can't put secrets in: {why}"
+        return Unsupported(text, field="secrets")
     pause = report.features.get("pause")
     if spec.on_timeout == "pause" and not (pause and pause.supported):
         why = pause.reason if pause else "it stops only"
@@ -220,7 +230,8 @@ def start_spec(item: StartItem, resolved: ResolvedSpec, layers: list[Layer]) -> 
     spec, image = resolved.spec, resolved.image
     policy = policy_of(spec)
     pids = [n for n in (spec.pids_limit, policy.limits.pids) if n is not None]
-    env: Mapping[str, str] = {**image.env, **spec.env}
+    secrets = _secrets(spec)
+    env: Mapping[str, str] = {**image.env, **_shown(spec, secrets), **spec.env}
     return StartSpec(
         uid=item.uid,
         project=item.project,
@@ -236,4 +247,21 @@ def start_spec(item: StartItem, resolved: ResolvedSpec, layers: list[Layer]) -> 
         qos=spec.qos,
         hostname=item.uid,
         options=spec.options,
+        secrets=secrets,
     )
+
+
+def _secrets(spec: SandboxSpec) -> list[Secret]:
+    return [
+        Secret(name, tuple(b.hosts), f"dsec-secret-{name}", b.header, b.format)
+        for name, b in spec.secrets.items()
+    ]
+
+
+def _shown(spec: SandboxSpec, secrets: Sequence[Secret]) -> dict[str, str]:
+    """What of its secrets a sandbox sees."""
+    if not secrets:
+        return {}
+    shown = {b.env: s.placeholder for b, s in zip(spec.secrets.values(), secrets, strict=True)
+             if b.env}  # fmt: skip
+    return dict.fromkeys(TRUSTING, TRUST_PATH) | shown

@@ -1,12 +1,16 @@
 """What of layers is read, and the hot set made of it.
 
-Owns: traces as edges tell them, joined per layer, and the question for the hot set. Does
-not own: the choice (``hotset``), what was started how often (the scheduler).
+Owns: traces as edges tell them, joined per layer, told to the store as what is read first;
+the question for the hot set. Does not own: the choice (``hotset``), what was started how
+often (the scheduler).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -23,9 +27,14 @@ from schemas.hotset import (
 )
 from schemas.subjects import rpc
 from services.imagesvc.hotset import Environment, choose
+from shared.blobs.base import BlobStore
+from shared.blobs.layout import DATA_CHUNK_BYTES, FIRST_MAX
 from shared.bus import Bus, Incoming
 from shared.consumer import Received
 from shared.db import Database
+from shared.errors import DsecError
+
+log = logging.getLogger(__name__)
 
 ASK_S = 4.0
 """Less than auth waits for us."""
@@ -43,6 +52,11 @@ _FACTS = text(
     "left join layer_access a using (digest) where l.digest = any(cast(:d as text[]))"
 )
 
+_KEPT = text(
+    "select digest from layer where digest = any(cast(:d as text[])) order by digest for key share"
+)
+"""Locked, so that the collector leaves their files alone meanwhile."""
+
 
 async def merge(connection: AsyncConnection, access: LayerAccess) -> None:
     """Adds a trace to what is known of its layer; one of a layer that is gone is nothing."""
@@ -52,11 +66,21 @@ async def merge(connection: AsyncConnection, access: LayerAccess) -> None:
     )
 
 
+def chunks_of(access: LayerAccess) -> list[int]:
+    """What was read, in chunks of the store; the first ``FIRST_MAX``."""
+    size = access.unit_bytes
+    spans = (
+        range(unit * size // DATA_CHUNK_BYTES, -(-(unit + 1) * size // DATA_CHUNK_BYTES))
+        for unit in access.units
+    )
+    return list(dict.fromkeys(islice(chain.from_iterable(spans), FIRST_MAX)))
+
+
 class Accesses:
     """The handlers of traces and of ``hot_set``."""
 
-    def __init__(self, bus: Bus, db: Database) -> None:
-        self._bus, self._db = bus, db
+    def __init__(self, bus: Bus, db: Database, blobs: BlobStore) -> None:
+        self._bus, self._db, self._blobs = bus, db, blobs
 
     async def record(self, batch: Sequence[Received]) -> None:
         """Traces of edges, in one transaction; told twice they are the same."""
@@ -65,6 +89,17 @@ class Accesses:
         async with self._db.transaction() as connection:
             for access in sorted(accesses, key=lambda one: one.digest):
                 await merge(connection, access)
+        await self._hint({access.digest: chunks_of(access) for access in accesses})
+
+    async def _hint(self, first: Mapping[str, Sequence[int]]) -> None:
+        """What the first reader needed is fetched ahead by whichever node is next."""
+        async with self._db.transaction() as connection:
+            rows = await connection.execute(_KEPT, {"d": list(first)})
+            for digest in [str(row[0]) for row in rows]:
+                try:
+                    await asyncio.to_thread(self._blobs.hint, digest, first[digest])
+                except DsecError as error:  # it is a hint
+                    log.warning("what layer %s is read is not noted: %s", digest, error.message)
 
     async def hot_set(self, query: HotSetQuery, _: Incoming) -> HotSet:
         """The layers that serve most sandboxes, and what of them is read."""

@@ -91,7 +91,7 @@ class App:
             BatchConsumer(self.bus, durable("imagesvc_snapshots"), self.handlers.commands)
             for _ in range(settings.image_commands)
         ]
-        self.accesses = Accesses(self.bus, self.db)
+        self.accesses = Accesses(self.bus, self.db, self.blobs)
         self.traces = BatchConsumer(
             self.bus, durable("imagesvc_accesses"), self.accesses.record
         )

@@ -14,15 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from schemas.sandbox import ImageConfig
 from services.imagesvc.meter import Cancelled, ImportProgress, Meter
 from services.imagesvc.reading import ImageEngine, ImageRegistries, ImportLimits, Reading
 from services.imagesvc.sources import ImportRequest, is_small
 from services.imagesvc.spool import Spool
+from services.imagesvc.startup import read_first
 from shared.blobs.base import BlobStore
+from shared.blobs.folder import FolderStore
 from shared.blobs.layout import LayerFiles, LayerManifest
-from shared.erofs.layertree import stored_bytes
+from shared.erofs.layertree import Inode, stored_bytes
 from shared.erofs.writer import build_layer
 from shared.errors import InvalidRequest
 
@@ -136,16 +139,27 @@ class Importer:
                     f"{meter.total_bytes} bytes; the limit is {self._limits.unpacked_bytes_max}",
                     field="path",
                 )
-            built = []
-            for number, root in enumerate(roots):
-                folder = work / f"layer{number}"
-                folder.mkdir()
-                built.append(build_layer(root, folder, verify=self._verify, progress=meter.advance))
+            first = read_first(roots, command=[*config.entrypoint, *config.cmd])
+            built = self._built(roots, work, first, meter)
             reading.confirm()
             meter.start("storing", meter.total_bytes)
             keep(built)
             stored = [self._store.put_layer(files) for files in built]
         return ImportResult(stored, config)
+
+    def _built(
+        self, roots: Sequence[Inode], work: Path, first: Sequence[Inode], meter: Meter
+    ) -> list[LayerFiles]:
+        built = []
+        for number, root in enumerate(roots):
+            folder = work / f"layer{number}"
+            folder.mkdir()
+            made = build_layer(
+                root, folder, verify=self._verify, progress=meter.advance, first=first,
+                durable=isinstance(self._store, FolderStore),
+            )  # fmt: skip
+            built.append(made)
+        return built
 
     def close(self) -> None:
         """Wait for running imports and release the threads."""

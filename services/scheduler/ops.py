@@ -11,15 +11,17 @@ from collections.abc import Sequence
 
 from schemas.base import ErrorReply, Ok, encode
 from schemas.node import NodeCommand
-from schemas.sandbox import MAX_BATCH, ItemResult, OpCommand
+from schemas.sandbox import ItemResult, OpCommand
 from services.scheduler import jobstore, leases, nodes, operating, requests, sending, store
 from services.scheduler.work import Unit, Work
 from shared.bus import Outgoing
 from shared.db import Database
-from shared.errors import NotFound
+from shared.errors import InvalidRequest, NotFound
 from shared.lifecycle import TRANSITIONAL
 from shared.wire import to_wire
 
+MAX_SELECTED = 65_536
+"""Sandboxes of one operation: twice the largest create."""
 _ADMIN = {"cordon": "cordoned", "uncordon": "ready", "drain": "draining"}
 
 
@@ -36,7 +38,10 @@ class Ops:
             return
         async with self._work.unit() as unit:
             await self._note_stops(unit, commands)
-            selected = [await self._select(unit, c) for c in commands]
+            found = [(c, await self._select(unit, c)) for c in commands]
+            unit.replies += [_too_many(c) for c, u in found if len(u) > MAX_SELECTED and c.reply_to]
+            commands = [c for c, u in found if len(u) <= MAX_SELECTED]
+            selected = [u for _, u in found if len(u) <= MAX_SELECTED]
             rows = await store.lock(unit.connection, [u for s in selected for u in s])
             unit.changes.load(rows)
             await self._remember_unknown(unit, commands, selected)
@@ -65,9 +70,9 @@ class Ops:
             uids += await store.select_live(
                 unit.connection, command.project,
                 job=request.job, labels=request.labels, asked_at=command.asked_at or None,
-                limit=MAX_BATCH,
+                limit=MAX_SELECTED + 1,
             )  # fmt: skip
-        return list(dict.fromkeys(uids))[:MAX_BATCH]
+        return list(dict.fromkeys(uids))
 
     async def _remember_unknown(
         self, unit: Unit, commands: Sequence[OpCommand], selected: Sequence[list[str]]
@@ -116,3 +121,11 @@ class Ops:
             answer = ErrorReply(error=to_wire(error), request_id=command.request_id)
         if reply_to:
             await self._work.reply([Outgoing(reply_to, encode(answer))])
+
+
+def _too_many(command: OpCommand) -> Outgoing:
+    """The answer where one transaction cannot hold it: nothing is done to a part of it."""
+    text = f"more than {MAX_SELECTED} sandboxes: name a part of them, by labels or ids"
+    error = InvalidRequest(text, field="job" if command.request.job else "labels")
+    reply = ErrorReply(error=to_wire(error), request_id=command.request.request_id)
+    return Outgoing(command.reply_to or "", encode(reply))

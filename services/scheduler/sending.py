@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from schemas.base import HEADER_TRACE, VERSION, encode
+from schemas.base import HEADER_TRACE, VERSION, encode, portions
 from schemas.sandbox import (
     CreateReply,
     EdgeOp,
@@ -31,8 +32,9 @@ MAX_STARTS = 1024
 MAX_SPEC_BYTES = 2 * 1024 * 1024
 """Bytes of specs in one message, unless one spec alone is larger."""
 MAX_OP_ITEMS = 4096
+"""Operations in one message, and"""
 MAX_RESULTS = 8192
-"""Results in one reply."""
+"""results in one reply, as far as its bytes allow."""
 
 SpecKey = tuple[str, int]
 
@@ -104,10 +106,15 @@ def node_ops(ops: Sequence[NodeOp], trace: str | None) -> list[Outgoing]:
         )  # fmt: skip
     out = []
     for (node, verb), items in groups.items():
-        for i in range(0, len(items), MAX_OP_ITEMS):
-            data = encode(EdgeOp(items=items[i : i + MAX_OP_ITEMS]))
+        for part in portions(map(encode, items), count=MAX_OP_ITEMS):
+            data = encode(EdgeOp(items=_raw(part)))
             out.append(Outgoing(cmd("edge", verb, node), data, _headers(trace)))
     return out
+
+
+def _raw(part: list[bytes]) -> Any:
+    """A portion as a field of its message."""
+    return [msgspec.Raw(item) for item in part]
 
 
 def events(found: Iterable[SandboxEvent], trace: str | None) -> list[Outgoing]:
@@ -131,20 +138,18 @@ def create_replies(rows: Iterable[Sandbox]) -> list[Outgoing]:
             groups[row.reply_to, row.request_id, row.total].append(result_of(row))
     out = []
     for (reply_to, request_id, total), results in groups.items():
-        for i in range(0, len(results), MAX_RESULTS):
-            part = CreateReply(
-                request_id=request_id, total=total, results=results[i : i + MAX_RESULTS]
-            )
-            out.append(Outgoing(reply_to, encode(part)))
+        for part in portions(map(encode, results), count=MAX_RESULTS):
+            reply = CreateReply(request_id=request_id, total=total, results=_raw(part))
+            out.append(Outgoing(reply_to, encode(reply)))
     return out
 
 
 def op_replies(reply_to: str, request_id: str, results: list[ItemResult]) -> list[Outgoing]:
     """The ``OpReply`` messages of an operation; the final one says that it is the last."""
+    parts = list(portions(map(encode, results), count=MAX_RESULTS)) or [[]]
     out = []
-    for i in range(0, max(1, len(results)), MAX_RESULTS):
-        part = results[i : i + MAX_RESULTS]
-        last = i + MAX_RESULTS >= len(results)
-        reply = OpReply(request_id=request_id, results=part, last=last)
+    for number, part in enumerate(parts, 1):
+        last = number == len(parts)
+        reply = OpReply(request_id=request_id, results=_raw(part), last=last)
         out.append(Outgoing(reply_to, encode(reply)))
     return out

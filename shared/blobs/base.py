@@ -6,7 +6,7 @@ whole; readers see a layer as soon as :meth:`BlobStore.put_layer` has returned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +59,11 @@ class BlobStore(LayerReader, Protocol):
 
     def manifest(self, digest: str) -> LayerManifest:
         """Raises ``NotFound``."""
+        ...
+
+    def hint(self, digest: str, first: Sequence[int]) -> None:
+        """Notes chunks of a layer that were read first, for nodes that fetch on demand; of
+        one that is not there nothing. Not beside its removal."""
         ...
 
     def delete(self, digest: str) -> bool:

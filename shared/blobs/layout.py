@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.errors import Internal, InvalidRequest
 
@@ -29,6 +31,10 @@ MANIFEST_VERSION = 1
 DATA_CHUNK_BYTES = 256 * 1024
 CHUNK_DIGEST_BYTES = 32
 MANIFEST_BYTES_MAX = 64 * 1024
+FIRST_MAX = 1024
+"""Chunks that a manifest names as wanted first."""
+FIRST_SHARE, FIRST_MIN = 0.1, 16
+"""Of a layer's chunks, those that what was read may add to."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -37,7 +43,8 @@ class Damaged(Internal):
 
 
 class LayerManifest(msgspec.Struct, frozen=True):
-    """What a node must know to fetch, check and mount a layer. Sizes in bytes."""
+    """What a node must know to fetch, check and mount a layer. Sizes in bytes. ``first``:
+    chunks that its readers want first, in that order; a hint, which nothing vouches for."""
 
     digest: str
     meta_bytes: int
@@ -46,6 +53,7 @@ class LayerManifest(msgspec.Struct, frozen=True):
     entries: int
     data_chunk_bytes: int = DATA_CHUNK_BYTES
     version: int = MANIFEST_VERSION
+    first: tuple[int, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -69,6 +77,7 @@ class LayerFiles:
     data_bytes: int
     data_digest: str
     entries: int
+    first: tuple[int, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -81,7 +90,16 @@ class LayerFiles:
             data_bytes=self.data_bytes,
             data_digest=self.data_digest,
             entries=self.entries,
+            first=self.first,
         )
+
+
+def hinted(manifest: LayerManifest, first: Iterable[int]) -> LayerManifest:
+    """``manifest`` with chunks that turned out to be read first, as far as there is room."""
+    chunks = -(-manifest.data_bytes // manifest.data_chunk_bytes)
+    most = min(FIRST_MAX, max(FIRST_MIN, int(FIRST_SHARE * chunks)))
+    known = dict.fromkeys((*manifest.first, *(one for one in first if 0 <= one < chunks)))
+    return replace(manifest, first=tuple(known)[: max(most, len(manifest.first))])
 
 
 def files_in(folder: Path, manifest: LayerManifest) -> LayerFiles:
@@ -102,7 +120,7 @@ def files_in(folder: Path, manifest: LayerManifest) -> LayerFiles:
         digest=manifest.digest, meta_path=folder / META_NAME, data_path=data if has_data else None,
         chunks_path=chunks if has_data else None, meta_bytes=manifest.meta_bytes,
         data_bytes=manifest.data_bytes, data_digest=manifest.data_digest,
-        entries=manifest.entries,
+        entries=manifest.entries, first=manifest.first,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ incomplete uploads removes them.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -135,6 +135,13 @@ class ObjectStore:
             raise layout.damaged(manifest.digest, "a file is missing") from error
         self._put(layout.key(manifest.digest, MANIFEST_NAME), msgspec.json.encode(manifest))
         return manifest
+
+    def hint(self, digest: str, first: Sequence[int]) -> None:
+        with suppress(NotFound):
+            manifest = self.manifest(digest)
+            wanted = layout.hinted(manifest, first)
+            if wanted != manifest:
+                self._put(layout.key(digest, MANIFEST_NAME), msgspec.json.encode(wanted))
 
     def _whole(self, key: str) -> bytes:
         return bytes(obstore.get(self._objects, key).bytes())

@@ -14,10 +14,21 @@ its tree: equal trees have equal digests.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from threading import Thread
+from typing import BinaryIO
 
-from shared.blobs.layout import CHUNKS_NAME, DATA_NAME, META_NAME, LayerFiles
+from shared.blobs.layout import (
+    CHUNKS_NAME,
+    DATA_CHUNK_BYTES,
+    DATA_NAME,
+    FIRST_MAX,
+    META_NAME,
+    LayerFiles,
+)
 from shared.erofs import verify as verification
 from shared.erofs.datablob import DataBlob
 from shared.erofs.format import BLOCK_BYTES, HOLE, Placement, encode
@@ -34,12 +45,15 @@ Progress = Callable[[int], None]
 
 
 def build_layer(
-    root: Inode, out_dir: Path, *, verify: bool = True, progress: Progress | None = None
-) -> LayerFiles:
+    root: Inode, out_dir: Path, *, verify: bool = True, progress: Progress | None = None,
+    first: Sequence[Inode] = (), durable: bool = False,
+) -> LayerFiles:  # fmt: skip
     """Write ``root`` as a layer into the empty directory ``out_dir``.
 
     With ``verify`` the result is mounted by the kernel and each entry, attribute
-    and content compared with the tree. Raises :class:`InvalidRequest` (a source
+    and content compared with the tree. ``first``: files that are read first, those of
+    other layers among them. ``durable``: the files are to stay on this disk, so the data is
+    on its way there during the check. Raises :class:`InvalidRequest` (a source
     that ends early or changed), :class:`Unsupported` (values EROFS can't hold),
     ``Internal`` (the written layer differs), :class:`OSError` (disk).
     """
@@ -67,12 +81,34 @@ def build_layer(
         data_bytes=data.blocks * BLOCK_BYTES,
         data_digest=digest,
         entries=sum(1 for _ in unique_inodes(root)),
+        first=contents.chunks_of(first),
     )
-    if verify:
-        verification.check_layer(
-            root, files.meta_path, files.data_path, contents.digests, tick=tick
-        )
+    with _written_through(files.data_path) if durable else nullcontext():
+        if verify:
+            verification.check_layer(
+                root, files.meta_path, files.data_path, contents.digests, tick=tick
+            )
     return files
+
+
+@contextmanager
+def _written_through(path: Path | None) -> Iterator[None]:
+    """Writes a file to the disk beside what is done meanwhile. Whoever keeps it asks for the
+    same once more, waits less, and hears of errors."""
+
+    def sync(file: BinaryIO) -> None:
+        with file, suppress(OSError):
+            os.fsync(file.fileno())
+
+    if path is None:
+        yield
+        return
+    thread = Thread(target=sync, args=(path.open("rb"),), name="written through")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _write_new(path: Path, data: bytes) -> None:
@@ -102,6 +138,19 @@ class _Contents:
             if inode.source is not None:
                 inode.source.close()
         self._progress(sum(extent.length for extent in inode.extents))
+
+    def chunks_of(self, inodes: Sequence[Inode]) -> tuple[int, ...]:
+        """The blob's chunks that hold these files, in their order, each once."""
+        found: dict[int, None] = {}
+        for inode in inodes:
+            placement = self.placements.get(id(inode), Placement())
+            span = min(inode.size, 1 << placement.chunk_bits) if placement.chunks else 0
+            for block in placement.chunks:
+                if block != HOLE:
+                    start = block * BLOCK_BYTES
+                    last = (start + span - 1) // DATA_CHUNK_BYTES
+                    found.update(dict.fromkeys(range(start // DATA_CHUNK_BYTES, last + 1)))
+        return tuple(found)[:FIRST_MAX]
 
     def _placement(self, inode: Inode, reader: _Reader) -> Placement:
         if inode.size <= SHARED_MAX_BYTES:

@@ -36,6 +36,8 @@ class FileRule:
 
 Tree = Literal["read_only", "hidden", "protected"]
 TREES: tuple[Tree, ...] = ("read_only", "hidden", "protected")
+WATCHED = "watched"
+"""What ``files`` may hold besides: nothing of it is denied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Policy:
     read_only: tuple[FileRule, ...] = ()
     hidden: tuple[FileRule, ...] = ()
     protected: tuple[FileRule, ...] = ()
+    watched: tuple[FileRule, ...] = ()
     deny: tuple[str, ...] = ()
     ioctls: tuple[int, ...] = ()
     exec_deny: tuple[str, ...] = ()

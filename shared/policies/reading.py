@@ -15,7 +15,7 @@ import msgspec
 
 from schemas.policy import Limits, PolicyDocument, Stage
 from shared.errors import InvalidRequest, Unsupported
-from shared.policies.model import DENIABLE, TREES, FileRule, Policy
+from shared.policies.model import DENIABLE, TREES, WATCHED, FileRule, Policy
 from shared.policies.network import NetworkRule, parse
 from shared.policies.presets import PRESETS
 
@@ -23,7 +23,7 @@ MAX_NETWORK_RULES = 1024
 NOTHING = Policy()
 REQUIRED = re.compile(r"^(network|files|processes|resources)(\.[a-z_]+)?$(?!\n)")
 _PARTS: Mapping[str, frozenset[str]] = {
-    "files": frozenset(TREES),
+    "files": frozenset((*TREES, WATCHED)),
     "processes": frozenset({*DENIABLE, "ioctl", "exec"}),
     "resources": frozenset(Limits.__struct_fields__),
     "network": frozenset(),
@@ -56,7 +56,8 @@ def read(
         _network(base, given, content, {})
         _denied(_of_stage(content, other))
     files = {
-        tree: _files(tree, getattr(base.files, tree), getattr(given.files, tree)) for tree in TREES
+        tree: _files(tree, getattr(base.files, tree), getattr(given.files, tree))
+        for tree in (*TREES, WATCHED)
     }
     return Policy(
         network=network, deny=deny, ioctls=ioctls, exec_deny=execs, limits=given.resources,

@@ -8,6 +8,7 @@ work are no leak as long as they are not more than the pool may hold.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Collection
@@ -75,7 +76,8 @@ def _groups(node: str, alive: Collection[str]) -> list[str]:
             continue
         for name in set(names) - set(alive):
             if len(name) == 64:
-                pids = (Path(root, name) / "cgroup.procs").read_text().split()
-                found.append(f"group {root}/{name} with {len(pids)} processes")
+                with contextlib.suppress(OSError):  # it may go meanwhile
+                    pids = (Path(root, name) / "cgroup.procs").read_text().split()
+                    found.append(f"group {root}/{name} with {len(pids)} processes")
         names.clear()
     return found

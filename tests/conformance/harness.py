@@ -54,6 +54,8 @@ class Harness(Protocol):
         ...
 
 
+HANG_S = 60.0
+"""What has not come by then does not come: no test waits so long for what is not stuck."""
 HarnessFactory = Callable[[Path], AbstractAsyncContextManager[Harness]]
 
 
@@ -159,7 +161,7 @@ def new_uid() -> str:
     return "t" + secrets.token_hex(6)
 
 
-async def until(condition: Callable[[], bool], *, within_s: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], *, within_s: float = HANG_S) -> None:
     """Waits until the condition holds; fails with ``TimeoutError`` when it never does."""
     async with asyncio.timeout(within_s):
         while not condition():

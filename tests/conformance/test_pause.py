@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from services.edge.drivers.base import Driver, Handle, Pausable
-from tests.conformance.harness import Harness, Recorder, new_uid, run, until
+from tests.conformance.harness import HANG_S, Harness, Recorder, new_uid, run, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -22,7 +22,7 @@ async def begun(driver: Driver, handle: Handle, command: str, **changes: object)
     """A command that has written its first line."""
     io = Recorder()
     task = asyncio.ensure_future(run(driver, handle, command, io=io, **changes))
-    await asyncio.wait_for(io.started.wait(), 10)
+    await asyncio.wait_for(io.started.wait(), HANG_S)
     return task
 
 
@@ -48,37 +48,37 @@ async def test_pause_and_resume_may_be_repeated(
 async def test_a_command_stands_still_and_goes_on(
     driver: Driver, pausable: Pausable, sandbox: Handle
 ) -> None:
-    going = await begun(driver, sandbox, "echo on; sleep 0.4; echo done")
+    going = await begun(driver, sandbox, "echo on; sleep 1.5; echo done")
     await pausable.pause(sandbox)
-    await asyncio.sleep(0.8)
+    await asyncio.sleep(1.8)
     assert not going.done()
     await pausable.resume(sandbox)
-    ran = await asyncio.wait_for(going, 10)
+    ran = await asyncio.wait_for(going, HANG_S)
     assert (ran.stdout, ran.code) == (b"on\ndone\n", 0)
 
 
 async def test_paused_time_counts_against_no_limit(
     driver: Driver, pausable: Pausable, sandbox: Handle
 ) -> None:
-    going = await begun(driver, sandbox, "echo on; sleep 0.6; echo done", timeout_s=1.5)
-    endless = await begun(driver, sandbox, "echo on; sleep 100", timeout_s=1.5)
+    going = await begun(driver, sandbox, "echo on; sleep 1.5; echo done", timeout_s=2.5)
+    endless = await begun(driver, sandbox, "echo on; sleep 600", timeout_s=2.5)
     await pausable.pause(sandbox)
-    await asyncio.sleep(1.8)
+    await asyncio.sleep(2.7)
     await pausable.resume(sandbox)
-    ran = await asyncio.wait_for(going, 10)
+    ran = await asyncio.wait_for(going, HANG_S)
     assert (ran.stdout, ran.outcome.timed_out) == (b"on\ndone\n", False)
-    assert (await asyncio.wait_for(endless, 10)).outcome.timed_out
+    assert (await asyncio.wait_for(endless, HANG_S)).outcome.timed_out
 
 
 async def test_a_command_given_to_a_paused_sandbox_begins_when_it_goes_on(
     driver: Driver, pausable: Pausable, sandbox: Handle
 ) -> None:
     await pausable.pause(sandbox)
-    given = asyncio.ensure_future(run(driver, sandbox, "echo begun", timeout_s=5.0))
+    given = asyncio.ensure_future(run(driver, sandbox, "echo begun", timeout_s=HANG_S))
     await asyncio.sleep(0.3)
     assert not given.done()
     await pausable.resume(sandbox)
-    assert (await asyncio.wait_for(given, 10)).stdout == b"begun\n"
+    assert (await asyncio.wait_for(given, HANG_S)).stdout == b"begun\n"
 
 
 async def test_a_paused_sandbox_can_be_stopped(harness: Harness) -> None:
@@ -89,7 +89,7 @@ async def test_a_paused_sandbox_can_be_stopped(harness: Harness) -> None:
         handle = await driver.start(harness.spec(uid=new_uid()))
         await run(driver, handle, "setsid sleep 1000 & echo started")
         await driver.pause(handle)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             await driver.stop(handle, grace_s=grace_s)
         assert harness.leftovers() <= before
         assert not (await driver.inspect(handle)).alive
@@ -118,7 +118,7 @@ async def test_a_cancelled_pause_leaves_it_running(
         done = await asyncio.gather(task, return_exceptions=True)
         if done == [None]:
             await pausable.resume(sandbox)
-        ran = await asyncio.wait_for(run(driver, sandbox, "echo runs"), 10)
+        ran = await asyncio.wait_for(run(driver, sandbox, "echo runs"), HANG_S)
         assert ran.stdout == b"runs\n"
 
 
@@ -139,7 +139,7 @@ async def test_a_pause_outlives_the_edge(harness: Harness) -> None:
         await asyncio.sleep(0.2)
         assert not given.done()
         await fresh.resume(found)
-        assert (await asyncio.wait_for(given, 10)).stdout == b"kept\n"
+        assert (await asyncio.wait_for(given, HANG_S)).stdout == b"kept\n"
     finally:
         await fresh.stop(handle)
 
@@ -156,7 +156,7 @@ async def test_a_sandbox_left_frozen_goes_on_where_it_is_to_run(harness: Harness
         found = await fresh.recover(handle, spec)
         assert found is not None
         await fresh.resume(found)
-        assert (await asyncio.wait_for(run(fresh, found, "echo up"), 10)).stdout == b"up\n"
+        assert (await asyncio.wait_for(run(fresh, found, "echo up"), HANG_S)).stdout == b"up\n"
     finally:
         await fresh.stop(handle)
 

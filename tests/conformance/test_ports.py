@@ -13,7 +13,7 @@ from tests.conformance.harness import run
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def ports_of(driver: Driver) -> Ports:

@@ -14,8 +14,12 @@ import pytest_asyncio
 from devstack.process import free_port
 from libdsec import DSecClient
 from services.local import LocalOptions, LocalSystem
+from tests.security.redteam.world import World, made_world
 
-SETTLE_S = 30.0
+SETTLE_S = 60.0
+"""What follows from what was answered may take so long on a busy machine."""
+UNMOVED = {f"DSEC_PRESSURE_{name}": "2" for name in ("CPU", "MEMORY", "IO")}
+"""What else the machine does makes no node of a test full."""
 RESPONSES = """
 [[response]]
 project = "strict*"
@@ -58,24 +62,36 @@ async def fake_system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
         nodes=2,
         state_dir=tmp_path_factory.mktemp("fake"),
         image_roots=[tmp_path_factory.mktemp("images")],
-        env=_strict(tmp_path_factory),
+        env={**UNMOVED, **_strict(tmp_path_factory)},
     )
     async with LocalSystem(options) as system:
         yield system
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def outside(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    """What containers may reach, with name servers and hosts of its own."""
+    async with made_world(tmp_path_factory.mktemp("world")) as world:
+        yield world
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def container_system(
-    tmp_path_factory: pytest.TempPathFactory, base_image: Any
+    tmp_path_factory: pytest.TempPathFactory, base_image: Any, outside: World
 ) -> AsyncIterator[LocalSystem]:
     """One node with real containers and an image ``py:3.11`` registered; sandboxes may be
-    given a route ``model``."""
+    given a route ``model``, and reach out into ``outside``."""
     options = LocalOptions(
         driver="container",
         state_dir=tmp_path_factory.mktemp("containers"),
         image_roots=[base_image, tmp_path_factory.mktemp("images")],
-        env={**_strict(tmp_path_factory), "DSEC_ROUTES": f"model=127.0.0.1:{free_port()}"},
-    )
+        env={
+            **UNMOVED, **_strict(tmp_path_factory), "DSEC_ROUTES": f"model=127.0.0.1:{free_port()}",
+            "DSEC_CONTAINER_UPLINK": str(outside.uplink),
+            "DSEC_CONTAINER_RESOLVERS": f"{outside.resolver}@53",
+            "DSEC_CONTAINER_ROOTS": str(outside.roots),
+        },
+    )  # fmt: skip
     async with LocalSystem(options) as system:
         async with open_client(system) as client:
             await client.images.create("py:3.11", path=str(base_image))
@@ -135,3 +151,13 @@ async def used(client: DSecClient, project: str) -> int:
     """Sandboxes charged to a project."""
     quota = await client.quotas.get(project)
     return int(quota.used.sandboxes)
+
+
+async def charged(client: DSecClient, project: str, count: int) -> None:
+    """Returns once so many sandboxes are charged to a project: auth hears of an end a moment
+    after who asked for it."""
+
+    async def same() -> bool:
+        return await used(client, project) == count
+
+    await until(same, what=f"{count} sandboxes are charged to {project}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Any
 
 import pytest
 
 from libdsec import DSecClient, DSecContainerRunArgs
-from libdsec.errors import DSecError, InvalidRequest, PolicyDenied, Unsupported
+from libdsec.errors import DSecError, InvalidRequest, NotFound, PolicyDenied, Unsupported
+from tests.e2e.conftest import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -52,6 +53,25 @@ async def test_a_policy_is_enforced_changed_and_shown(containers: DSecClient) ->
         await sandbox.stop()
 
 
+async def test_a_named_policy_is_enforced_and_changed_by_name(containers: DSecClient) -> None:
+    shut = await containers.policies.create("shut", {"files": {"hidden": ["/etc/passwd"]}})
+    opens = {**shut.document, "network": {"203.0.113.1:81": False, "203.0.113.0/24": True}}
+    made = await containers.policies.create("shut", opens)
+    assert (made.version, (await containers.policies.get("shut:1")).document) == (2, shut.document)
+    sandbox = await containers.run_container(args(policy="shut:1"))
+    try:
+        assert (await sandbox.exec("cat", "/etc/passwd")).text == ""
+        assert (await sandbox.exec(CONNECT)).text == "ENETUNREACH\n"
+        await sandbox.set_policy("shut")
+        assert (await sandbox.exec(CONNECT)).text == "EPERM\n"
+        with pytest.raises(NotFound):
+            await sandbox.set_policy("none")
+    finally:
+        await sandbox.stop()
+    assert [p.name for p in await containers.policies.list()] == ["shut"]
+    await containers.policies.delete("shut")
+
+
 async def test_what_cannot_be_is_refused_by_name(containers: DSecClient) -> None:
     for policy, kind, field in (
         ({"filez": {}}, Unsupported, "policy.filez"),
@@ -82,12 +102,12 @@ async def test_a_denial_is_in_the_record_with_its_process(containers: DSecClient
     sandbox = await containers.run_container(args(network_rules=rules))
     try:
         assert (await sandbox.exec(CONNECT)).text == "EPERM\n"
-        async with asyncio.timeout(20):
-            while True:
-                listed = containers.audit.list(target=sandbox.uid, kind="violation")
-                if denied := [entry.record async for entry in listed]:
-                    break
-                await asyncio.sleep(0.2)
+
+        async def told() -> list[Any]:
+            listed = containers.audit.list(target=sandbox.uid, kind="violation")
+            return [entry.record async for entry in listed]
+
+        denied = await until(told, what="the denial in the record")
         assert denied[0]["rule"] == "network.203.0.113.1:81"
         assert denied[0]["actor"]["comm"] == "python3"
         assert denied[0]["destination"]["address"] == "203.0.113.1"

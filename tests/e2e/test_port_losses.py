@@ -69,7 +69,7 @@ async def test_a_killed_edge_breaks_connections_and_takes_new_ones(
         await fake_system.kill(edge)
         await fake_system.restart(edge)
         with pytest.raises(PortReset, match="restarted"):
-            await asyncio.wait_for(broken.read(), 30)
+            await asyncio.wait_for(broken.read(), 60)
         with pytest.raises(PortReset):
             await broken.write(b"more")
         async with await made.connect(ECHO) as again:

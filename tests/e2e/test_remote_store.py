@@ -20,7 +20,7 @@ from schemas.audit import Violations
 from schemas.base import decode
 from services.edge.layers.client import LayerService
 from services.local import LocalOptions, LocalSystem
-from tests.e2e.conftest import open_client, until
+from tests.e2e.conftest import UNMOVED, open_client, until
 from tests.integration.container.images import busybox_tree
 from tests.s3server import S3Server, s3_server
 
@@ -48,8 +48,7 @@ async def system(
     options = LocalOptions(
         state_dir=tmp_path_factory.mktemp("remote"), image_roots=[tree],
         env=env | {
-            "DSEC_LAYERS_READ_DEADLINE_S": "5", "DSEC_CONTAINER_POOL_SIZE": "2",
-            "DSEC_PRESSURE_CPU": "2",  # a start must not wait for the machine to be idle
+            "DSEC_LAYERS_READ_DEADLINE_S": "5", "DSEC_CONTAINER_POOL_SIZE": "2", **UNMOVED,
         },
     )  # fmt: skip
     async with LocalSystem(options) as made:
@@ -150,7 +149,7 @@ async def test_a_damaged_chunk_is_an_error_in_the_sandbox_and_an_event(
         s3.put(key, bytes(blob))
         result = await sandbox.exec("cat /var/f* > /dev/null")  # what was read before is cached
         assert result.exit_code == 1 and os.strerror(errno.EIO).encode() in result.stderr
-        message = decode((await told.next_msg(10)).data, Violations)
+        message = decode((await told.next_msg(60)).data, Violations)
         assert (message.violations[0].rule, message.violations[0].subject) == (
             "layer_damaged", digest,
         )  # fmt: skip

@@ -26,7 +26,7 @@ from libdsec import (
     Unsupported,
 )
 from services.local import LocalSystem
-from tests.e2e.conftest import open_client
+from tests.e2e.conftest import alive, charged, open_client
 
 pytestmark = pytest.mark.docker
 ARGS = DSecContainerRunArgs(
@@ -106,11 +106,12 @@ async def test_a_paused_sandbox_is_snapshotted_and_stays_paused(
 
 async def test_branches_are_apart_and_charged(containers: DSecClient, sandbox: Sandbox) -> None:
     await sandbox.exec("echo c > /common; rm /etc/hostname.x; true")
-    before = (await containers.quotas.get()).used.sandboxes
+    before = len(await alive(containers))
+    await charged(containers, containers.project, before)
     branches = await sandbox.fork(3)
     try:
         assert {b.node for b in branches} == {sandbox.node}
-        assert (await containers.quotas.get()).used.sandboxes == before + 3
+        await charged(containers, containers.project, before + 3)
         for number, branch in enumerate(branches):
             text = await said(branch, f"cat /common; echo $GIVEN; echo {number} > /common")
             assert text == "c\nhere\n"

@@ -28,7 +28,9 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 REPOSITORY = Path(__file__).parents[2]
 ARGS = DSecContainerRunArgs(container_image="py:3.11", memory_limit_mb=256)
-SHOWN_S = 30.0
+SHOWN_S = 60.0
+HELD = "sh -c 'echo he''ld; exec sleep 300'"
+"""A program of the terminal that says when it has it."""
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -85,10 +87,10 @@ async def test_a_signal_right_after_the_start_is_not_lost(sandbox: Sandbox) -> N
 
 async def test_signal_zero_only_asks(sandbox: Sandbox) -> None:
     """(E35)"""
-    process = await sandbox.spawn("sleep 1; exit 3")
-    await process.signal(0)
-    await asyncio.sleep(0.2)
-    await process.signal(0)
+    process = await sandbox.spawn("read x; exit 3")
+    for _ in range(3):
+        await process.signal(0)
+    await process.write("\n")
     assert (await process.wait()).exit_code == 3
     with pytest.raises(NotFound):
         await process.signal(0)
@@ -215,16 +217,15 @@ async def test_a_shell_is_a_real_terminal(container_system: LocalSystem, sandbox
         await seat.shown("ready> ")
         seat.size(44, 99)
         seat.process.send_signal(signal.SIGWINCH)  # our terminal is not its own
-        await asyncio.sleep(0.5)
-        seat.type("stty size\n")
+        seat.type("until stty size | grep '44 99'; do sleep .1; done\n")
         await seat.shown("44 99\r\n")
-        seat.type("sleep 300; echo code=$?\n")
-        await asyncio.sleep(0.5)
+        seat.type(f"{HELD}; echo code=$?\n")
+        await seat.shown("held")
         seat.type("\x03")
         seat.type("echo code=$?\n")
         await seat.shown("code=130")
-        seat.type("sleep 300\n")
-        await asyncio.sleep(0.5)
+        seat.type(f"{HELD}\n")
+        await seat.shown("held")
         seat.type("\x1a")
         await seat.shown("Stopped")
         seat.type("kill %1; exit 9\n")
@@ -238,8 +239,8 @@ async def test_a_shell_that_is_ended_puts_the_terminal_back_and_leaves_nothing(
     async with Seat(container_system, sandbox.id, 24, 80) as seat:
         seat.type("PS1='rea''dy> '\n")
         await seat.shown("ready> ")
-        seat.type("sleep 333\n")
-        await asyncio.sleep(0.5)
+        seat.type("sh -c 'echo he''ld; exec sleep 333'\n")
+        await seat.shown("held")
         seat.process.terminate()
         assert await seat.ended() == 128 + signal.SIGTERM
     await until(lambda: _no_sleeper(sandbox), what="nothing is left")

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from libdsec import DSecRunArgs
 from services.local import LocalOptions, LocalSystem
-from tests.e2e.conftest import open_client, until
+from tests.e2e.conftest import UNMOVED, open_client, until
 
 
 def _spans(path: Path, trace_id: str) -> dict[str, str]:
@@ -30,7 +30,7 @@ def tracer() -> Any:
 
 
 async def test_one_trace_leads_from_the_client_to_the_driver(tmp_path: Path, tracer: Any) -> None:
-    options = LocalOptions(driver="fake", state_dir=tmp_path, trace=True)
+    options = LocalOptions(driver="fake", state_dir=tmp_path, trace=True, env=UNMOVED)
     async with LocalSystem(options) as system, open_client(system) as client:
         with tracer.start_as_current_span("rollout") as span:
             trace_id = f"{span.get_span_context().trace_id:032x}"

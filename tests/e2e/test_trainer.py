@@ -73,11 +73,11 @@ async def _none_alive(client: DSecClient) -> bool:
 async def test_absurd_limits_are_refused_by_name(
     client: DSecClient, changes: dict[str, object], field: str
 ) -> None:
-    before = len(await alive(client))
+    before = {s.uid for s in await alive(client)}
     with pytest.raises(InvalidRequest) as caught:
         await client.create(DSecRunArgs(**{"backend": "fake", **changes}), timeout=10)
     assert caught.value.field == field
-    assert len(await alive(client)) == before
+    assert {s.uid for s in await alive(client)} <= before
 
 
 async def test_an_unknown_image_is_refused_by_name(client: DSecClient) -> None:
@@ -154,13 +154,13 @@ async def test_a_trainer_without_an_sdk_needs_only_json(fake_system) -> None:
         uid = ids.new()
         body = {"request_id": uid, "specs": [{"backend": "fake"}]}
         await connection.request(
-            f"dsec.req.v1.{project}.sandbox.create", json.dumps(body).encode(), timeout=5
+            f"dsec.req.v1.{project}.sandbox.create", json.dumps(body).encode(), timeout=30
         )
-        event = json.loads((await events.next_msg(timeout=10)).data)
+        event = json.loads((await events.next_msg(timeout=60)).data)
         assert (event["uid"], event["state"]) == (uid, "running")
         stop = {"request_id": ids.new(), "uids": [uid]}
         await connection.request(
-            f"dsec.req.v1.{project}.sandbox.stop", json.dumps(stop).encode(), timeout=5
+            f"dsec.req.v1.{project}.sandbox.stop", json.dumps(stop).encode(), timeout=30
         )
     finally:
         await connection.close()
@@ -188,10 +188,10 @@ async def test_what_cannot_be_read_is_answered_and_the_service_goes_on(
     try:
         answers = await connection.subscribe(f"{prefix}.answer")
         await connection.request(
-            f"dsec.req.v1.{fake_system.project}.sandbox.create", body, timeout=5,
+            f"dsec.req.v1.{fake_system.project}.sandbox.create", body, timeout=30,
             headers={"Dsec-Reply": f"{prefix}.answer"},
         )  # fmt: skip
-        answer = json.loads((await answers.next_msg(timeout=10)).data)
+        answer = json.loads((await answers.next_msg(timeout=60)).data)
         assert answer["error"]["code"] == code
     finally:
         await connection.close()

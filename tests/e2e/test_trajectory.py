@@ -99,7 +99,7 @@ async def test_a_running_command_is_followed_and_does_not_run_twice(
 ) -> None:
     """(L23)"""
     async with sandbox_of(containers) as sandbox:
-        command = "echo begun | tee -a /tmp/runs; cat; sleep 3; echo done"
+        command = "echo begun | tee -a /tmp/runs; tee /tmp/in; sleep 3; echo done"
 
         async def work(steps: FastForward) -> Any:
             await steps.exec("echo", "first")
@@ -108,7 +108,12 @@ async def test_a_running_command_is_followed_and_does_not_run_twice(
         dying = open_client(container_system, keep=True)
         await dying.open()
         task = asyncio.create_task(work((await dying.get(sandbox.id)).fast_forward()))
-        await asyncio.sleep(1.0)
+        watch = sandbox.fast_forward("watch").files
+
+        async def given() -> bool:
+            return await watch.exists("/tmp/in") and await watch.read("/tmp/in") == b"input\n"
+
+        await until(given, what="the command has its input")
         await dying.close()
         with pytest.raises(Exception, match="closed"):
             await task
@@ -218,14 +223,14 @@ async def test_a_killed_trainer_goes_on_where_it_was(
         env=environment_of(fake_system),
     )  # fmt: skip
     assert process.stdout is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await process.stdout.readline() != b"2\n":
             assert process.returncode is None
     process.kill()
     await process.wait()
     done, again = await rollout(client)
     assert done == b"0\n1\n2\n3\n4\n5\n"
-    assert 3 <= again <= 4
+    assert 3 <= again <= 6  # what it printed was done, and it may have gone on until it died
     await client.jobs.stop("forward")
 
 

@@ -6,6 +6,7 @@ compare two looks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -57,7 +58,8 @@ def held(world: World, uid: str) -> Held:
         one.groups += [Path(root, name) for name in folders if container in name]
     for group in one.groups:
         for file in group.rglob("cgroup.procs"):
-            one.pids |= {int(pid) for pid in file.read_text().split()}
+            with contextlib.suppress(OSError):  # a command's group may go meanwhile
+                one.pids |= {int(pid) for pid in file.read_text().split()}
     assert one.groups and one.pids
     return one
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from libdsec import OutcomeUnknown, Sandbox
 from tests.e2e.conftest import until
-from tests.faults.conftest import CREATE_S, World, container_args, fake_args
+from tests.faults.conftest import CREATE_S, HANG_S, World, container_args, fake_args
 
 PAUSED_S = 2.0
 SKEW_S = 0.5
@@ -32,8 +32,9 @@ async def test_the_clock_goes_on_while_a_sandbox_is_paused(box: Sandbox) -> None
     before = await clocks(box)
     await box.pause()
     await asyncio.sleep(PAUSED_S)
+    began = time.time()
     after = await clocks(box)
-    assert abs(after[0] - time.time()) < 1 + SKEW_S  # whole seconds are shown
+    assert int(began) <= after[0] <= time.time()  # whole seconds are shown
     assert after[1] - before[1] > PAUSED_S - SKEW_S
     assert after[0] >= before[0]
 
@@ -59,7 +60,7 @@ async def test_a_stream_and_new_commands_go_on_after_every_pause(box: Sandbox) -
     seen = int(await anext(lines))
     for _ in range(20):
         await box.pause()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             assert (await box.exec("echo new")).text == "new\n"
             for _ in range(3):
                 line = int(await anext(lines))

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from libdsec import DSecClient, DSecError, InvalidRequest, Sandbox
-from tests.faults.conftest import CREATE_S, container_args
+from tests.e2e.conftest import until
+from tests.faults.conftest import CREATE_S, HANG_S, container_args
 
 pytestmark = [pytest.mark.docker]
-
-CEILING_S = 4.0
-"""A result may come this long after a limit of less than a second."""
-
 
 async def sleepers(box: Sandbox) -> int:
     found = await box.exec("cat /proc/[0-9]*/comm 2>/dev/null | grep -cx sleep")
@@ -25,9 +21,8 @@ async def test_a_time_limit_ends_the_whole_tree_before_it_answers(box: Sandbox) 
     """(E01) Background children, also of a session of their own or re-parented."""
     await box.exec("killall -9 sleep")
     script = "sleep 300 & setsid sleep 300 & (sleep 300 &) ; echo begun; wait"
-    began = time.monotonic()
-    ran = await box.exec(script, timeout=0.5)
-    assert time.monotonic() - began < CEILING_S
+    async with asyncio.timeout(HANG_S):
+        ran = await box.exec(script, timeout=2)
     assert (ran.timed_out, ran.ok, ran.stdout) == (True, False, b"begun\n")
     assert await sleepers(box) == 0
 
@@ -36,11 +31,12 @@ async def test_silence_is_limited_inside_too(box: Sandbox) -> None:
     """(E01, E02) The whole tree ends by it, in a session as elsewhere; output puts it off,
     a turn that has not come does not bring it on."""
     for run in (box.exec, box.session("silent").run):
-        queued = asyncio.create_task(run("echo a; sleep .3; echo b; sleep .3; echo c", timeout=9))
-        ran = await run("(setsid sleep 361 &); echo on; sleep 361", idle_timeout=0.4)
+        queued = asyncio.create_task(run("echo a; sleep .3; echo b; sleep .3; echo c", timeout=60))
+        ran = await run("(setsid sleep 361 &); echo on; sleep 361", idle_timeout=1.5)
         assert ran.timed_out and ran.stdout == b"on\n" and (await queued).stdout == b"a\nb\nc\n"
-        ran = await run("echo a; sleep .3; echo b; sleep .3; echo c", idle_timeout=0.5)
-        assert (ran.timed_out, ran.stdout) == (False, b"a\nb\nc\n")
+        told = "echo a; sleep .6; echo b; sleep .6; echo c; sleep .6; echo d"
+        ran = await run(told, idle_timeout=1.7)
+        assert (ran.timed_out, ran.stdout) == (False, b"a\nb\nc\nd\n")
     left = await box.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 36[1] '")
     assert left.text == "0\n"
     async with await box.spawn("echo on; sleep 362", idle_timeout=0.4, pty=(24, 80)) as process:
@@ -49,14 +45,14 @@ async def test_silence_is_limited_inside_too(box: Sandbox) -> None:
 
 async def test_what_a_limit_ended_writes_nothing_later(box: Sandbox) -> None:
     """(E02) The limit is kept inside; a client that goes away changes nothing."""
-    script = "(trap '' TERM HUP INT; sleep 1.5; touch /tmp/late.$0) & sleep 60"
+    script = "(trap '' TERM HUP INT; sleep 3; touch /tmp/late.$0) & sleep 60"
     ran = await box.exec("sh", "-c", script, "limited", timeout=0.3)
     assert ran.timed_out
     going = asyncio.create_task(box.exec("sh", "-c", script, "cancelled"))
     await asyncio.sleep(0.3)
     going.cancel()
     await asyncio.gather(going, return_exceptions=True)
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(3.5)
     assert not [f.name for f in await box.files.list("/tmp") if f.name.startswith("late")]
 
 
@@ -65,9 +61,7 @@ async def test_a_background_child_holds_no_result_up_and_lives_on(box: Sandbox, 
     """(E04)"""
     await box.exec("killall -9 sleep")
     run = box.exec if how == "exec" else box.run_shell
-    began = time.monotonic()
-    ran = await run("sleep 30 & echo ok", timeout=20)
-    assert time.monotonic() - began < 2
+    ran = await run("sleep 300 & echo ok", timeout=HANG_S)
     assert (ran.exit_code, ran.stdout) == (0, b"ok\n")
     assert (await run("echo next")).stdout == b"next\n"
     assert await sleepers(box) == 1
@@ -77,10 +71,8 @@ async def test_a_background_child_holds_no_result_up_and_lives_on(box: Sandbox, 
 async def test_a_command_that_reads_finds_the_end_of_its_input(box: Sandbox, how: str) -> None:
     """(E07)"""
     run = box.exec if how == "exec" else box.run_shell
-    began = time.monotonic()
-    ran = await run("cat; read line; echo $?", timeout=10)
+    ran = await run("cat; read line; echo $?", timeout=HANG_S)
     assert (ran.stdout, ran.timed_out) == (b"1\n", False)
-    assert time.monotonic() - began < 1
 
 
 async def test_bytes_that_are_no_text_come_back_as_they_were(box: Sandbox) -> None:
@@ -134,7 +126,7 @@ async def test_a_death_by_signal_has_its_name(box: Sandbox) -> None:
 async def test_who_killed_a_command_is_told_apart(box: Sandbox) -> None:
     """(E22, E23) Out of memory, over its time, by its own hand."""
     hog = "x=$(head -c 400000000 /dev/zero | tr '\\0' x); echo ${#x}"
-    ran = await box.exec(hog, timeout=30)
+    ran = await box.exec(hog, timeout=HANG_S)
     assert (ran.exit_code, ran.signal, ran.oom_killed, ran.timed_out) == (137, "KILL", True, False)
     ran = await box.exec("trap '' TERM; sleep 60", timeout=0.3)
     assert (ran.timed_out, ran.oom_killed) == (True, False)
@@ -146,7 +138,7 @@ async def test_who_killed_a_command_is_told_apart(box: Sandbox) -> None:
 async def test_long_scripts_run(box: Sandbox) -> None:
     """(E24) Longer than one argument may be."""
     for run in (box.exec, box.run_shell):
-        ran = await run("# " + "x" * 200 * 1024 + "\necho ok", timeout=20)
+        ran = await run("# " + "x" * 200 * 1024 + "\necho ok", timeout=HANG_S)
         assert ran.stdout == b"ok\n"
     ran = await box.exec("echo", "x" * 100_000)
     assert len(ran.stdout) == 100_001
@@ -192,6 +184,9 @@ async def test_orphans_use_up_no_process_numbers(client: DSecClient) -> None:
     async with await client.run_container(container_args(), timeout=CREATE_S) as box:
         for _ in range(200):
             assert (await box.exec("(sleep 0.1 &) ; true")).ok
-        await asyncio.sleep(0.4)
-        ran = await box.exec("cat /proc/[0-9]*/status | grep -c 'State:.*zombie'; echo works")
-        assert ran.text.split() == ["0", "works"]
+
+        async def reaped() -> bool:
+            ran = await box.exec("cat /proc/[0-9]*/comm | grep -cx sleep; echo works")
+            return ran.text.split() == ["0", "works"]
+
+        await until(reaped, what="no orphan is left, not even as a zombie")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Coroutine, Generator
 from typing import Any
 
@@ -26,8 +25,8 @@ from libdsec import (
 )
 from libdsec._calls import Mailbox
 from tests.e2e.conftest import alive, open_client, until, used
-from tests.faults.conftest import CREATE_S, World, container_args, fake_args
-from tests.faults.ledger import held, sandbox_folders
+from tests.faults.conftest import CREATE_S, HANG_S, World, container_args, fake_args
+from tests.faults.ledger import Held, held, sandbox_folders
 
 POINTS = 40
 """More points at which a create waits than there are."""
@@ -72,7 +71,7 @@ async def nothing_is_left(world: World, client: DSecClient, *, of: str = "fake")
         there = node.counts.get(of, {}).get(project, 0)
         return not (await alive(client) or await used(client, project) or there)
 
-    await until(clean, within_s=10, what="nothing left")
+    await until(clean, what="nothing left")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -116,7 +115,7 @@ async def test_a_create_cancelled_at_any_point_leaves_a_handle_or_nothing(
     async def only_handles() -> bool:
         return {s.uid for s in await alive(project)} == {s.uid for s in kept}
 
-    await until(only_handles, within_s=10, what="what nobody holds is over")
+    await until(only_handles, what="what nobody holds is over")
     await project.stop_many(kept)
     await nothing_is_left(world, project, of=backend)
 
@@ -234,9 +233,8 @@ async def test_a_sandbox_that_never_comes_up_can_be_stopped(
     for args in (fake_args(start_hang=True), fake_args(start_deaf_s=2.0)):
         sandbox = await project.create(args, wait=False)
         await asyncio.sleep(0.5)
-        began = time.monotonic()
-        await sandbox.stop()
-        assert time.monotonic() - began < 5
+        async with asyncio.timeout(HANG_S):
+            await sandbox.stop()
         assert sandbox.state == "stopped"
         await nothing_is_left(world, project)
 
@@ -255,7 +253,7 @@ async def test_a_sandbox_of_an_edge_that_never_answers_can_be_stopped(
         await asyncio.wait({stopping}, timeout=2.0)
     finally:
         os.kill(pid, signal.SIGCONT)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await stopping
     assert sandbox.state == "stopped"
     await nothing_is_left(world, project)
@@ -270,7 +268,7 @@ async def test_a_stop_that_a_frozen_edge_does_not_answer_says_so_and_is_done_lat
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(HANG_S):
             with pytest.raises(Unavailable, match=r"stopping: node .* is silent"):
                 await sandbox.stop()
         assert (await project.get(sandbox.id)).state == "stopping"
@@ -293,7 +291,7 @@ async def test_a_failed_start_gives_everything_back(world: World, project: DSecC
         now = (await project.nodes.get(world.node)).committed
         return (now.memory_mb, now.sandboxes) == (before.memory_mb, before.sandboxes)
 
-    await until(as_before, within_s=5, what="the node's capacity")
+    await until(as_before, what="the node's capacity")
 
 
 @pytest.mark.docker
@@ -324,8 +322,13 @@ async def test_stopped_is_said_only_when_nothing_runs_any_more(
     for box in boxes:
         assert isinstance(box, Sandbox)
         await box.exec("(trap '' TERM INT HUP; while :; do sleep 1; done) & setsid sleep 500 &")
-    parts = [held(world, box.uid) for box in boxes]  # type: ignore[union-attr]
-    assert all(len(part.pids) >= 4 for part in parts)
+    parts: list[Held] = []
+
+    async def all_run() -> bool:
+        parts[:] = [held(world, box.uid) for box in boxes]  # type: ignore[union-attr]
+        return all(len(part.pids) >= 4 for part in parts)
+
+    await until(all_run, what="processes in every sandbox")
     for box, part, grace_s in zip(boxes, parts, (0.0, 0.5, 0.0), strict=True):
         await box.stop(grace_s=grace_s)  # type: ignore[union-attr]
         assert part.left() == []
@@ -343,10 +346,9 @@ async def test_a_create_over_its_deadline_is_an_error_and_leaves_nothing(
     world: World, project: DSecClient
 ) -> None:
     """(L28)"""
-    began = time.monotonic()
-    with pytest.raises(DeadlineExceeded) as caught:
-        await project.create(fake_args(start_delay_s=30.0), timeout=1.0)
-    assert time.monotonic() - began < 5
+    async with asyncio.timeout(HANG_S):
+        with pytest.raises(DeadlineExceeded) as caught:
+            await project.create(fake_args(start_delay_s=5 * HANG_S), timeout=1.0)
     assert caught.value.is_infra
     async for sandbox in project.list():
         assert (await sandbox.info()).state not in ("running", "stopped")
@@ -355,12 +357,12 @@ async def test_a_create_over_its_deadline_is_an_error_and_leaves_nothing(
 
 async def test_a_death_is_seen_by_all_who_ask(world: World, project: DSecClient) -> None:
     """(L28) State follows the runtime."""
-    sandbox = await project.create(fake_args(die_after_s=0.2, die_cause="oom"), timeout=CREATE_S)
+    sandbox = await project.create(fake_args(die_after_s=1.0, die_cause="oom"), timeout=CREATE_S)
 
     async def failed() -> bool:
         return (await sandbox.info()).state == "failed"
 
-    await until(failed, within_s=5)
+    await until(failed)
     assert (await sandbox.info()).cause == "oom"
     with pytest.raises(SandboxDied):
         await sandbox.exec("true")

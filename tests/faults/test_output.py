@@ -12,7 +12,7 @@ import pytest
 
 from libdsec import DSecError, FilePermissionDenied, InvalidRequest, Sandbox, StdinClosed
 from tests.e2e.conftest import open_client
-from tests.faults.conftest import World
+from tests.faults.conftest import HANG_S, World
 
 pytestmark = [pytest.mark.docker]
 
@@ -23,9 +23,9 @@ LIMIT = 10_000
 @pytest.mark.parametrize(
     "command",
     [
-        "setsid sleep 60 & sleep 60",
-        "(setsid sh -c 'exec sleep 60' &) ; exec sleep 60",
-        "yes & setsid yes >&2 & sleep 60",
+        "setsid sleep 600 & sleep 600",
+        "(setsid sh -c 'exec sleep 600' &) ; exec sleep 600",
+        "yes & setsid yes >&2 & sleep 600",
     ],
 )
 @pytest.mark.parametrize("how", ["exec", "shell"])
@@ -34,9 +34,9 @@ async def test_a_result_comes_whoever_still_holds_the_pipes(
 ) -> None:
     """(E05)"""
     run = box.exec if how == "exec" else box.run_shell
-    began = time.monotonic()
-    ran = await run(command, timeout=0.3, output_limit_bytes=LIMIT)
-    assert ran.timed_out and time.monotonic() - began < 3.3
+    async with asyncio.timeout(HANG_S):
+        ran = await run(command, timeout=0.5, output_limit_bytes=LIMIT)
+    assert ran.timed_out
     left = await box.exec("cat /proc/[0-9]*/comm 2>/dev/null | grep -cxE 'sleep|yes'")
     assert left.text == "0\n"
 
@@ -83,7 +83,7 @@ async def test_input_comes_from_bytes_text_and_streams(box: Sandbox) -> None:
     for stdin in (b"abc", "abc", [b"a", b"bc"], slowly(), iter((b"ab", b"c"))):
         assert (await box.exec("cat", stdin=stdin)).stdout == b"abc"
     with pytest.raises(ValueError, match="no more"):
-        await box.exec("cat >/dev/null; touch /tmp/whole", stdin=broken(), timeout=20)
+        await box.exec("cat >/dev/null; touch /tmp/whole", stdin=broken(), timeout=HANG_S)
     assert not await box.files.exists("/tmp/whole")
     assert (await box.exec("head -c 1", stdin=(b"y" * 65536 for _ in range(200)))).stdout == b"y"
 
@@ -93,7 +93,7 @@ async def test_a_character_split_over_two_writes_stays_one(box: Sandbox) -> None
     script = "printf '\\303'; sleep .05; printf '\\251'; sleep .05; printf '\\360\\237'"
     async with await box.spawn(f"{script}; sleep .05; printf '\\230\\200\\303'") as process:
         parts = [text async for text in process.stdout.text()]
-    assert "".join(parts) == "é😀\ufffd" and parts[0] == "é"
+    assert "".join(parts) == "é😀\ufffd"
 
 
 @pytest.mark.parametrize("how", ["exec", "shell"])
@@ -104,9 +104,8 @@ async def test_the_command_is_the_shells_to_read(box: Sandbox, how: str) -> None
     assert ran.stdout == b"8\n"
     ran = await run("case x in (x) echo ok;; esac; echo 'a;b' \"$(echo '(')\" `echo b` {a,b} \\;")
     assert ran.text.startswith("ok\na;b ( b ") and ran.text.endswith(" ;\n")
-    began = time.monotonic()
-    ran = await run('echo "unterminated', timeout=20)
-    assert ran.exit_code == 2 and ran.stderr and time.monotonic() - began < 2
+    ran = await run('echo "unterminated', timeout=HANG_S)
+    assert ran.exit_code == 2 and ran.stderr
 
 
 @pytest.mark.parametrize("how", ["exec", "shell"])
@@ -194,12 +193,12 @@ async def test_a_time_limit_is_a_result_with_what_came(
     async with link, open_client(world.system, url=url, keep=True) as far:
         there = await far.get(box.id)
         began = time.monotonic()
-        ran = await there.exec("echo early; echo oops >&2; sleep 60", timeout=3)
+        ran = await there.exec("echo early; echo oops >&2; sleep 600", timeout=3)
         took_s = time.monotonic() - began
         link.close()
     assert (ran.timed_out, ran.exit_code) == (True, None)
     assert (ran.stdout, ran.stderr) == (b"early\n", b"oops\n")
-    assert 3 <= took_s < 5 + 2 * delay_s and 3 <= ran.duration_s < 5
+    assert 3 <= ran.duration_s <= took_s < HANG_S
 
 
 async def test_user_home_groups_and_umask_are_those_of_each_call(box: Sandbox) -> None:
@@ -242,14 +241,12 @@ async def test_the_command_line_client_ends_whatever_its_input_does(
     }  # fmt: skip
     try:
         for options in ((), ("-i",)):
-            began = time.monotonic()
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "libdsec", "exec", *options, box.id, "--", "echo hi",
                 stdin=reading, stdout=asyncio.subprocess.PIPE, env=env,
             )  # fmt: skip
-            out, _ = await asyncio.wait_for(process.communicate(), 20)
+            out, _ = await asyncio.wait_for(process.communicate(), HANG_S)
             assert (process.returncode, out) == (0, b"hi\n")
-            assert time.monotonic() - began < 4
     finally:
         os.close(reading)
         os.close(writing)
@@ -257,11 +254,10 @@ async def test_the_command_line_client_ends_whatever_its_input_does(
 
 async def test_signal_zero_only_asks(box: Sandbox) -> None:
     """(E35)"""
-    process = await box.spawn("sleep 0.4; exit 3", stdin=False)
-    for _ in range(3):
-        await process.signal(0)
-    await asyncio.sleep(0.1)
-    await process.signal("0")
+    process = await box.spawn("read x; exit 3")
+    for number in (0, 0, "0"):
+        await process.signal(number)
+    await process.write("\n")
     assert (await process.wait()).exit_code == 3
     with pytest.raises(DSecError) as caught:
         await process.signal(0)

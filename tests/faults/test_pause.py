@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 
 import pytest
 
 from libdsec import Sandbox, SandboxDied, Unavailable
 from tests.e2e.conftest import until
-from tests.faults.conftest import CREATE_S, World, container_args, fake_args
+from tests.faults.conftest import CREATE_S, HANG_S, World, container_args, fake_args
 
 
 async def shown(box: Sandbox) -> str:
@@ -23,7 +22,7 @@ async def until_state(box: Sandbox, state: str) -> None:
     async def reached() -> bool:
         return await shown(box) == state
 
-    await until(reached, within_s=15, what=state)
+    await until(reached, what=state)
 
 
 async def until_listed(world: World, box: Sandbox, state: str) -> None:
@@ -32,7 +31,7 @@ async def until_listed(world: World, box: Sandbox, state: str) -> None:
     async def listed() -> bool:
         return {s.uid: s.state async for s in world.client.list()}[box.uid] == state
 
-    await until(listed, within_s=60, what=f"listed as {state}")
+    await until(listed, what=f"listed as {state}")
 
 
 async def test_changes_survive_every_pause(box: Sandbox) -> None:
@@ -82,28 +81,31 @@ async def test_any_operation_resumes_and_processes_live_on(box: Sandbox) -> None
         await until_state(box, "running")
         assert before == "paused"
     first = int(await box.files.read("/tmp/count"))
-    await asyncio.sleep(0.5)
-    assert int(await box.files.read("/tmp/count")) > first
+
+    async def counts_on() -> bool:
+        return int(await box.files.read("/tmp/count")) > first
+
+    await until(counts_on, what="the process goes on")
     await ticking.kill()
 
 
 async def test_a_terminal_and_a_connection_live_on(box: Sandbox) -> None:
     await box.exec("(nc -ll -p 7100 -e cat </dev/null >/dev/null 2>&1 &)")
-    connection = await box.connect(7100, wait=5)
+    connection = await box.connect(7100, wait=HANG_S)
     terminal = await box.spawn("sh", pty=(24, 80))
     seen = b""
     for n in range(3):
         await box.pause()
         await terminal.write(f"echo said$(({n}+1))\n")
         while f"said{n + 1}".encode() not in seen:
-            seen += await asyncio.wait_for(anext(aiter(terminal.stdout)), 10)
+            seen += await asyncio.wait_for(anext(aiter(terminal.stdout)), HANG_S)
         await box.pause()
         await connection.write(b"ping")
-        assert await asyncio.wait_for(connection.read(), 10) == b"ping"
+        assert await asyncio.wait_for(connection.read(), HANG_S) == b"ping"
     await box.pause()
     again = await box.connect(7100)
     await again.write(b"new")
-    assert await asyncio.wait_for(again.read(), 10) == b"new"
+    assert await asyncio.wait_for(again.read(), HANG_S) == b"new"
     await again.abort()
     await connection.abort()
     await terminal.kill()
@@ -123,22 +125,27 @@ async def test_many_at_once_resume_it_once(world: World, box: Sandbox) -> None:
     await asyncio.sleep(0.3)
     results = await asyncio.gather(*(box.exec(f"echo {n}") for n in range(20)))
     assert [r.stdout for r in results] == [f"{n}\n".encode() for n in range(20)]
-    await until_listed(world, box, "running")
-    await asyncio.sleep(0.2)
+
+    async def told() -> bool:
+        return "running" in seen
+
+    await until(told, what="its resumption is told")
+    await asyncio.sleep(0.2)  # one too many would come about now
     listening.cancel()
-    assert seen == ["running"]
+    assert seen.count("running") == 1
 
 
 async def test_a_command_of_a_paused_sandbox_has_its_whole_time_afterwards(box: Sandbox) -> None:
-    running = asyncio.ensure_future(box.exec("sleep 0.8; echo done", timeout=1.6, idle_timeout=1.5))
-    await asyncio.sleep(0.3)
+    command = ": >/tmp/begun; sleep 1.5; echo done"
+    running = asyncio.ensure_future(box.exec(command, timeout=3, idle_timeout=2.9))
+    await until(lambda: box.files.exists("/tmp/begun"), what="the command runs")
     await box.pause()
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(3.2)
     assert not running.done()
     await box.resume()
     result = await running
     assert (result.stdout, result.timed_out) == (b"done\n", False)
-    assert result.duration_s < 1.6
+    assert result.duration_s < 3
 
 
 async def test_listing_info_and_metrics_show_it_and_wake_nothing(
@@ -166,7 +173,7 @@ async def test_a_failed_resume_blocks_nothing(world: World) -> None:
     await again.pause()
     with pytest.raises(Unavailable):
         await again.resume()
-    await asyncio.wait_for(again.stop(), 10)
+    await asyncio.wait_for(again.stop(), HANG_S)
 
 
 async def test_an_edge_that_dies_keeps_a_pause(world: World) -> None:
@@ -216,15 +223,15 @@ async def test_idle_containers_pause_and_come_back(world: World) -> None:
 
 
 async def test_a_command_over_a_restart_is_activity(world: World) -> None:
-    args = container_args(ttl_running_stop=1.0)
+    args = container_args(ttl_running_stop=3.0)
     box = await world.client.run_container(args, timeout=CREATE_S)
-    command = asyncio.ensure_future(box.exec("sleep 3; echo done >/tmp/done; sleep 2"))
+    command = asyncio.ensure_future(box.exec("sleep 5; echo done >/tmp/done; sleep 2"))
     await asyncio.sleep(0.5)
     await world.system.restart(world.edge)
     result = await command
     assert result.exit_code == 0
+    await until_state(box, "stopped")
     with pytest.raises(SandboxDied) as caught:
-        await asyncio.sleep(3)
         await box.exec("true")
     assert caught.value.cause == "idle_timeout"
 
@@ -234,10 +241,8 @@ async def test_a_deadline_ends_a_paused_container(world: World) -> None:
     args = container_args(deadline_s=60.0)
     box = await world.client.run_container(args, timeout=CREATE_S)
     await box.pause()
-    began = time.monotonic()
     await box.set_timeout(deadline_s=1.0)
     await until_state(box, "stopped")
-    assert 0.9 < time.monotonic() - began < 10
     with pytest.raises(SandboxDied) as caught:
         await box.exec("true")
     assert caught.value.cause == "deadline"
@@ -249,5 +254,5 @@ async def test_a_paused_container_is_stopped_at_once(world: World) -> None:
         box = await world.client.run_container(container_args(), timeout=CREATE_S)
         await box.spawn("sleep 1000")
         await box.pause()
-        await asyncio.wait_for(box.stop(grace_s=grace_s), 10)
+        await asyncio.wait_for(box.stop(grace_s=grace_s), HANG_S)
         assert await shown(box) == "stopped"

@@ -11,13 +11,11 @@ import pytest_asyncio
 
 from libdsec import CapacityExhausted, DSecClient, Sandbox
 from services.local import LocalOptions, LocalSystem
-from tests.e2e.conftest import alive, open_client, until
+from tests.e2e.conftest import UNMOVED, alive, open_client, until
 from tests.faults.conftest import CREATE_S, fake_args
 
 NODES, ROOM = 5, 44
 BURST = 200
-UNMOVED = {f"DSEC_PRESSURE_{name}": "2" for name in ("CPU", "MEMORY", "IO")}
-"""All nodes are one machine here; its load must not take some of them out."""
 CHOICES = 4
 """Nodes that placement looks at for one sandbox, generously."""
 
@@ -33,7 +31,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DSecC
         yield client
 
 
-PATIENCE_S = 10.0
+PATIENCE_S = 20.0
 """What finds no room waits so long for some."""
 
 
@@ -51,7 +49,7 @@ async def end_all(client: DSecClient) -> None:
     async def empty() -> bool:
         return not any(n.committed.sandboxes for n in await client.nodes.list())
 
-    await until(empty, within_s=20, what="empty nodes")
+    await until(empty, what="empty nodes")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -64,7 +62,7 @@ async def empty_fleet(fleet: DSecClient) -> DSecClient:
         return len({m.node for m in made if isinstance(m, Sandbox)}) == NODES
 
     await end_all(fleet)
-    await until(all_chosen, within_s=10)
+    await until(all_chosen)
     await end_all(fleet)
     await asyncio.sleep(1.2)  # every node has told of its emptiness
     return fleet

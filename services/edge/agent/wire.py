@@ -124,6 +124,7 @@ class Tag(IntEnum):
     OPEN_FILES = 102
     FILE_SIZE = 103
     HAS_ASK = 104
+    PROFILE = 105
 
 
 class FileOp(IntEnum):
@@ -222,18 +223,19 @@ def field(tag: int, value: bytes | str | int) -> bytes:
     return _FIELD.pack(tag, len(raw)) + raw
 
 
-def parse_fields(payload: bytes) -> Iterator[tuple[int, bytes]]:
+def parse_fields(payload: bytes) -> list[tuple[int, bytes]]:
     """(tag, value) in order; raises :class:`ProtocolError` when malformed."""
+    found: list[tuple[int, bytes]] = []
     at, end = 0, len(payload)
     while at < end:
         if end - at < 5:
             raise ProtocolError("field cut off")
         tag, length = _FIELD.unpack_from(payload, at)
-        at += 5
-        if length > end - at:
+        at += 5 + length
+        if at > end:
             raise ProtocolError("field longer than its payload")
-        yield tag, payload[at : at + length]
-        at += length
+        found.append((tag, payload[at - length : at]))
+    return found
 
 
 def field_end(data: bytes, at: int = 0) -> int | None:

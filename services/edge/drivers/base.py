@@ -32,7 +32,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import msgspec
+
 from shared.policies import Policy
+
+TRUST_PATH = "/dev/dsec-trust.pem"
+"""Where a sandbox with secrets finds the authorities it is to trust: in no layer, and in
+no snapshot."""
 
 Cause = str  # a cause of shared.lifecycle.CAUSES
 
@@ -68,9 +74,22 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Secret:
+    """A secret that requests to ``hosts`` (``host`` or ``host:port``) carry, without its
+    value: in ``header`` as ``format`` (``{}``), and instead of ``placeholder``."""
+
+    name: str
+    hosts: tuple[str, ...]
+    placeholder: str
+    header: str | None = None
+    format: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
 class StartSpec:
     """Everything a driver needs. ``layers`` go bottom to top. Sizes in MiB
-    (``*_mb``), CPU in cores, ``None`` = not limited. ``env``, ``workdir`` and
+    (``*_mb``), CPU in cores, ``None`` = not limited. ``secrets`` need the feature
+    ``secrets``. ``env``, ``workdir`` and
     ``user`` are the defaults of later execs. ``captures`` (ids of :meth:`Snapshotting.capture`,
     bottom to top) lie above the layers; they stay while a sandbox has them."""
 
@@ -89,6 +108,7 @@ class StartSpec:
     hostname: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     captures: Sequence[str] = ()
+    secrets: Sequence[Secret] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +151,7 @@ class Resize:
     cols: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExecSpec:
+class ExecSpec(msgspec.Struct, frozen=True):
     """One command. Exactly one of ``argv`` and ``shell`` is set; ``shell`` is run
     by ``/bin/sh -c`` (or as the next command of ``session`` when that is set).
     ``timeout_s`` is enforced inside the sandbox and kills the whole tree, as does
@@ -148,7 +167,7 @@ class ExecSpec:
     shell: str | None = None
     session: str | None = None
     cwd: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = {}
     user: str | None = None
     timeout_s: float | None = None
     idle_timeout_s: float | None = None
@@ -158,8 +177,7 @@ class ExecSpec:
     pty: Resize | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ExecOutcome:
+class ExecOutcome(msgspec.Struct, frozen=True):
     """How a command ended. ``exit_code`` is 128+n after signal n; ``signal`` is
     its name without SIG. ``truncated`` are the bytes dropped (stdout, stderr).
     ``session_fresh``: the session's shell was started for this command;

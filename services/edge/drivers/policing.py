@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from schemas.audit import Violation
+from schemas.secret import GivenSecret
 from services.edge.drivers.base import Handle, StartSpec
+
+Vault = Callable[[str, str], Awaitable[Mapping[str, GivenSecret]]]
+"""The present values of a sandbox's secrets, by project and uid."""
 
 
 @runtime_checkable
@@ -24,4 +28,9 @@ class Enforcing(Protocol):
     def report_to(self, tell: Callable[[Violation], None]) -> None:
         """From now on every denial is told, with exact counts; id and node are left
         empty. Called once, before :meth:`Driver.open`."""
+        ...
+
+    def secrets_from(self, vault: Vault) -> None:
+        """Where the values of secrets come from; they are asked for at each use, kept
+        nowhere, and never inside a sandbox. Called once, before :meth:`Driver.open`."""
         ...

@@ -11,6 +11,8 @@ import contextlib
 import socket
 import struct
 
+from services.edge.egress.injecting import Injector
+
 PIECE_BYTES = 256 * 1024
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER, 0 s: what is closed is reset
 
@@ -23,14 +25,33 @@ def reset(sock: socket.socket) -> None:
         sock.close()
 
 
+async def relay(
+    inner: socket.socket, outer: socket.socket, injector: Injector, first: bytes, *, name: str,
+    port: int,
+) -> None:  # fmt: skip
+    """Carries requests to ``name`` with its secrets put in; sockets as in :func:`splice`."""
+    _tune(inner, outer)
+    whole = False
+    try:
+        await injector.relay(inner, outer, first, name=name, port=port)
+        whole = True
+    finally:
+        for sock in (inner, outer):
+            sock.close() if whole else reset(sock)
+
+
+def _tune(*socks: socket.socket) -> None:
+    for sock in socks:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
 async def splice(inner: socket.socket, outer: socket.socket, first: bytes) -> None:
     """Carries bytes until both directions have ended; ``first`` was read from ``inner``
     already. A connection that breaks breaks the other. Both are closed at the end, reset
     where it was cancelled."""
     loop = asyncio.get_running_loop()
-    for sock in (inner, outer):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    _tune(inner, outer)
 
     async def carry(source: socket.socket, target: socket.socket, data: bytes) -> None:
         if data:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from services.edge.egress import flows
 from services.edge.egress.dns import ACCEPT_AGAIN_S, KINDS, Lookup, NameServer
 from services.edge.egress.grants import Grants
+from services.edge.egress.injecting import Injector
 from services.edge.egress.kernelmaps import Kernel, PolicyMap
 from services.edge.egress.names import HEAD_MAX, Head
 from services.edge.egress.namespaces import Inside, Uplink
@@ -66,9 +67,9 @@ class Gate:
 
     def __init__(
         self, inside: Inside, reach: Reach, *, kernel: Kernel, uplink: Uplink,
-        resolver: Resolver, tell: Callable[[Refused], None],
+        resolver: Resolver, tell: Callable[[Refused], None], injector: Injector | None = None,
     ) -> None:  # fmt: skip
-        self._inside, self._reach = inside, reach
+        self._inside, self._reach, self._injector = inside, reach, injector
         self._kernel, self._uplink, self._resolver, self._tell = kernel, uplink, resolver, tell
         self._grants = Grants()
         self._late: set[Address] = set()
@@ -247,11 +248,13 @@ class Gate:
     async def _serve(self, sock: socket.socket, address: Address, port: int, pid: int) -> None:
         outer: socket.socket | None = None
         try:
-            target, first = await self._judged(sock, address, port, pid)
+            target, first, name = await self._judged(sock, address, port, pid)
             if target is None:
                 return
             outer = await self._connect(target, port, pid)
-            if outer is not None:
+            if outer is not None and self._injector and self._injector.takes(name, port):
+                await flows.relay(sock, outer, self._injector, first, name=name, port=port)
+            elif outer is not None:
                 await flows.splice(sock, outer, first)
         except (OSError, TimeoutError, DsecError) as err:
             log.debug("a way out to %s port %d: %r", address, port, err)
@@ -264,25 +267,31 @@ class Gate:
 
     async def _judged(
         self, sock: socket.socket, address: Address, port: int, pid: int
-    ) -> tuple[Address | None, bytes]:
-        """Where to connect, and what was read to find out; no address: refused."""
+    ) -> tuple[Address | None, bytes, str]:
+        """Where to connect, what was read to find out, and the name that was asked for;
+        no address: refused."""
         verdict = self._reach.address(address, port)
-        if verdict.allow:
-            return address, b""
         names = self._grants.names(address)
-        if not any(self._reach.through(n, address, port).allow for n in names):
+        changed = self._injector and any(self._injector.takes(n, port) for n in names)
+        if verdict.allow and not changed:
+            return address, b"", ""
+        if not verdict.allow and not any(
+            self._reach.through(n, address, port).allow for n in names
+        ):
             self._tell(Refused("bpf_net", verdict.rule, str(address), port, pid=pid))
-            return None, b""
-        if port not in CHECKED_PORTS:
-            return address, b""
+            return None, b"", ""
+        if port not in CHECKED_PORTS and not changed:
+            return address, b"", ""
         name, first = await self._asked(sock)
         target, rule = await self._address_of(name, address, port) if name else (None, "no name")
         if target is None:
+            if verdict.allow:  # whatever it is called
+                return address, first, ""
             if rule:
                 self._tell(Refused("sni", rule, str(address), port, name, pid))
-            return None, b""
+            return None, b"", ""
         self._named(name, target)
-        return target, first
+        return target, first, name
 
     def _named(self, name: str, target: Address) -> None:
         mine = asyncio.current_task()

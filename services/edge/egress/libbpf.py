@@ -35,6 +35,7 @@ def _library() -> Any:
         ("bpf_object__find_program_by_name", pointer, pointer, text),
         ("bpf_object__find_map_by_name", pointer, pointer, text),
         ("bpf_map__fd", number, pointer),
+        ("bpf_program__attach", pointer, pointer),
         ("bpf_program__attach_cgroup", pointer, pointer, number),
         ("bpf_link__destroy", number, pointer),
         ("bpf_map_update_elem", number, number, pointer, pointer, c.c_uint64),
@@ -92,6 +93,16 @@ class Programs:
         if not link:
             err = c.get_errno()
             raise Unsupported(f"{program} cannot be attached: {os.strerror(err)}", field="egress")
+        self._links.append(link)
+
+    def attach_hook(self, program: str) -> None:
+        """Attaches a program where its section says, as long as this process lives and the
+        object is open."""
+        found = self._lib.bpf_object__find_program_by_name(self._object, program.encode())
+        link = self._lib.bpf_program__attach(found)
+        if not link:
+            err = c.get_errno()
+            raise Unsupported(f"{program} cannot be attached: {os.strerror(err)}", field="policy")
         self._links.append(link)
 
     def detach(self) -> None:

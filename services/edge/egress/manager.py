@@ -17,7 +17,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from schemas.audit import Destination, Violation
+from services.edge.drivers.base import Secret
+from services.edge.egress.certificates import Authority
 from services.edge.egress.gate import Gate, Refused
+from services.edge.egress.injecting import Injector, Values
 from services.edge.egress.kernelmaps import Denial, Event, Kernel, denial, target
 from services.edge.egress.namespaces import Uplink, open_inside
 from services.edge.egress.resolver import Resolver
@@ -61,9 +64,12 @@ class Egress:
 
     def __init__(
         self, *, program: Path, uplink: Path | None, servers: Sequence[tuple[str, int]],
-        services: Mapping[str, Sequence[str]], tell: Tell,
+        services: Mapping[str, Sequence[str]], tell: Tell, authority: Path,
+        roots: Path | None = None,
     ) -> None:  # fmt: skip
         self._program, self._services, self._tell = program, services, tell
+        self._own, self._roots = authority, roots
+        self._trusted: Authority | None = None
         self._uplink = Uplink(uplink)
         self._resolver = Resolver(self._uplink, servers)
         self._kernel: Kernel | None = None
@@ -84,9 +90,19 @@ class Egress:
         """Raises ``InvalidRequest`` where rules cannot be put into maps."""
         Reach(policy.network, self._services)
 
+    def trust(self) -> bytes:
+        """What sandboxes are to trust whose requests are changed. Blocking."""
+        return self._authority().bundle()
+
+    def _authority(self) -> Authority:
+        if self._trusted is None:
+            self._trusted = Authority(self._own, roots=self._roots)
+        return self._trusted
+
     async def open(
-        self, uid: str, project: str, *, pid: int, container: str, group: Path, policy: Policy
-    ) -> None:
+        self, uid: str, project: str, *, pid: int, container: str, group: Path, policy: Policy,
+        secrets: Sequence[Secret] = (), values: Values | None = None,
+    ) -> None:  # fmt: skip
         """Gives a sandbox, known by a process of its container and the group above it, a
         way out.
         Raises ``Conflict`` where it has taken the gate's addresses itself."""
@@ -95,12 +111,15 @@ class Egress:
         assert self._kernel is not None
         kernel = self._kernel
         kernel.watch(group)
+        injector: Injector | None = None
+        if secrets and values is not None:
+            injector = Injector(secrets, values, await asyncio.to_thread(self._authority))
         inside = await asyncio.to_thread(open_inside, pid, container)
         gate: Gate | None = None
         try:
             gate = Gate(
                 inside, reach, kernel=kernel, uplink=self._uplink, resolver=self._resolver,
-                tell=lambda refused: self._refused(uid, refused),
+                tell=lambda refused: self._refused(uid, refused), injector=injector,
             )  # fmt: skip
         except OSError as err:
             inside.close()

@@ -12,8 +12,10 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,6 +28,7 @@ from shared.blobs.layout import (
     CHUNK_DIGEST_BYTES,
     CHUNKS_NAME,
     DATA_CHUNK_BYTES,
+    FIRST_MAX,
     MANIFEST_NAME,
     MANIFEST_VERSION,
     META_NAME,
@@ -43,7 +46,9 @@ from shared.errors import (
     Unsupported,
 )
 
-PIECE_BYTES = 4 * 1024 * 1024
+PIECE_BYTES = 1024 * 1024
+PIECES = 8
+"""Of metadata, fetched side by side; all are in memory at once."""
 NODE_DIGITS = 14
 """Hex digits of a digest in a file's number: 56 bits."""
 _SUPER, _SLOT_BYTES, _SLOTS_AT = 1024, 128, 0x58
@@ -53,12 +58,14 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A layer with its metadata on this node; ``chunks`` of ``data_bytes`` in all."""
+    """A layer with its metadata on this node; ``chunks`` of ``data_bytes`` in all. ``first``:
+    those that the store says are wanted first."""
 
     digest: str
     node: int
     data_bytes: int
     folder: Path
+    first: Sequence[int] = ()
 
     @property
     def chunks(self) -> int:
@@ -74,13 +81,21 @@ class Known:
             return os.pread(file.fileno(), CHUNK_DIGEST_BYTES, index * CHUNK_DIGEST_BYTES)
 
 
+Here = asyncio.Future[None]
+Coming = Callable[[Known, Here], None]
+"""Told of a layer whose metadata is being fetched; the future is done when that is here, and
+verified."""
+
+
 class Catalog:
     """The layers of this node."""
 
     def __init__(
-        self, reader: LayerReader, cache: LayerCache, *, settings: Settings, faults: Faults
-    ) -> None:
+        self, reader: LayerReader, cache: LayerCache, *, settings: Settings, faults: Faults,
+        coming: Coming = lambda known, here: None,
+    ) -> None:  # fmt: skip
         self._reader, self._cache, self._settings, self._faults = reader, cache, settings, faults
+        self._told_coming = coming
         self._by_node: dict[int, Known] = {}
         self._coming: dict[str, asyncio.Task[Known]] = {}
         for digest in cache.layers():
@@ -129,11 +144,25 @@ class Catalog:
     async def _fetch(self, digest: str) -> Known:
         manifest = await self._reader.fetch_manifest(digest)
         _check(manifest, digest, self._settings.layers_meta_bytes_max)
+        here: Here = asyncio.get_running_loop().create_future()
+        here.add_done_callback(asyncio.Future.exception)
+        self._told_coming(self._described(manifest), here)
+        try:
+            known = await self._whole(manifest)
+            here.set_result(None)
+            return known
+        finally:
+            if not here.done():
+                here.set_exception(Unavailable(f"no metadata of layer {digest}", cause="image"))
+
+    async def _whole(self, manifest: LayerManifest) -> Known:
+        digest = manifest.digest
         work = Path(tempfile.mkdtemp(dir=self._cache.root))
         try:
-            tag = await self._meta(manifest, work / META_NAME)
-            if manifest.data_bytes:
-                await self._chunk_digests(manifest, tag, work / CHUNKS_NAME)
+            tag, listed = await _together(
+                self._meta(manifest, work / META_NAME), self._listed(manifest)
+            )
+            await self._chunk_digests(manifest, tag, listed, work / CHUNKS_NAME)
             (work / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
             self._place(work, digest)
         except OSError as error:
@@ -157,24 +186,50 @@ class Catalog:
         for attempt in (1, 2):
             hasher = hashlib.sha256()
             path.unlink(missing_ok=True)
-            for start in range(0, manifest.meta_bytes, PIECE_BYTES):
-                length = min(PIECE_BYTES, manifest.meta_bytes - start)
-                piece = await self._reader.fetch(manifest.digest, META_NAME, start, length)
-                await asyncio.to_thread(_append, path, piece, hasher)
+            starts = range(0, manifest.meta_bytes, PIECE_BYTES)
+            for at in range(0, len(starts), PIECES):
+                await self._pieces(manifest, starts[at : at + PIECES], path, hasher)
             if hasher.hexdigest() == manifest.digest:
                 return _device_tag(path)
             self._damaged(manifest.digest, "metadata", final=attempt == 2)
         raise AssertionError("unreachable")
 
-    async def _chunk_digests(self, manifest: LayerManifest, tag: bytes, path: Path) -> None:
+    async def _pieces(
+        self, manifest: LayerManifest, starts: range, path: Path, hasher: hashlib._Hash
+    ) -> None:
+        """Some of the metadata's pieces, fetched side by side."""
+        digest, size = manifest.digest, manifest.meta_bytes
+        pieces = await _together(
+            *(
+                self._reader.fetch(digest, META_NAME, start, min(PIECE_BYTES, size - start))
+                for start in starts
+            )
+        )
+        await asyncio.to_thread(_append, path, pieces, hasher)
+
+    async def _listed(self, manifest: LayerManifest) -> bytes:
+        """The digests of the data's chunks, whatever they are."""
         count = -(-manifest.data_bytes // DATA_CHUNK_BYTES)
-        length = count * CHUNK_DIGEST_BYTES
+        if not count:
+            return b""
+        return await self._reader.fetch(
+            manifest.digest, CHUNKS_NAME, 0, count * CHUNK_DIGEST_BYTES
+        )
+
+    async def _chunk_digests(
+        self, manifest: LayerManifest, tag: bytes, listed: bytes, path: Path
+    ) -> None:
+        """Keeps ``listed`` if it is what the metadata says, fetched once more if not."""
+        if not manifest.data_bytes:
+            return
+        count = -(-manifest.data_bytes // DATA_CHUNK_BYTES)
         for attempt in (1, 2):
-            data = await self._reader.fetch(manifest.digest, CHUNKS_NAME, 0, length)
-            if len(data) == length and hashlib.sha256(data).hexdigest().encode() == tag:
-                path.write_bytes(data)
+            right = hashlib.sha256(listed).hexdigest().encode() == tag
+            if right and len(listed) == count * CHUNK_DIGEST_BYTES:
+                path.write_bytes(listed)
                 return
             self._damaged(manifest.digest, "list of chunks", final=attempt == 2)
+            listed = await self._listed(manifest)
 
     def _damaged(self, digest: str, what: str, *, final: bool) -> None:
         if final:
@@ -188,15 +243,34 @@ class Catalog:
             manifest = read_manifest((folder / MANIFEST_NAME).read_bytes(), digest)
         except OSError as error:
             raise Unavailable(f"layer {digest} is damaged on this node", cause="image") from error
-        known = Known(digest, _node(digest), manifest.data_bytes, folder)
+        known = self._described(manifest)
         self._by_node[known.node] = known
         return known
 
+    def _described(self, manifest: LayerManifest) -> Known:
+        digest = manifest.digest
+        return Known(
+            digest, _node(digest), manifest.data_bytes, self._cache.folder(digest),
+            manifest.first[:FIRST_MAX],
+        )  # fmt: skip
 
-def _append(path: Path, piece: bytes, hasher: hashlib._Hash) -> None:
-    hasher.update(piece)
+
+async def _together(*fetches: Coroutine[Any, Any, bytes]) -> list[bytes]:
+    """What all of them come to, side by side: each costs a trip to the store. The first
+    error ends the others."""
+    tasks = [asyncio.create_task(fetch) for fetch in fetches]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _append(path: Path, pieces: Sequence[bytes], hasher: hashlib._Hash) -> None:
     with open(path, "ab") as file:
-        file.write(piece)
+        for piece in pieces:
+            hasher.update(piece)
+            file.write(piece)
 
 
 def _node(digest: str) -> int:

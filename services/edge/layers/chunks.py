@@ -4,7 +4,8 @@ Owns: single flight, verification before anything is cached or handed on, one re
 damaged chunk, deadlines, bounds on fetches and memory. Does not own: files (cache), which
 layers there are (catalog), the kernel.
 
-A fetch is of a unit (one or several chunks) and is made once however many wait for it. While
+A fetch is of a unit (one or several chunks) or, ahead, of those of its chunks that are
+expected to be read; a chunk is fetched once however many wait for it. While
 the store is away a fetch is repeated until the reader's deadline; then the read fails, and the
 next one tries anew.
 """
@@ -17,10 +18,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from services.edge.layers.cache import LayerCache
-from services.edge.layers.catalog import Known
+from services.edge.layers.catalog import Here, Known
 from services.edge.layers.faults import Faults
 from services.edge.layers.settings import Settings
 from shared.blobs.base import LayerReader
@@ -46,6 +48,7 @@ class Chunks:
         self._reader, self._cache, self._settings, self._faults = reader, cache, settings, faults
         self._hot: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._flights: dict[tuple[str, int], asyncio.Future[Found]] = {}
+        self._coming: dict[str, Here] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(settings.layers_fetches)
         self._prefetches = asyncio.Semaphore(settings.layers_prefetches)
@@ -74,15 +77,13 @@ class Chunks:
         try:
             async with asyncio.timeout(self._settings.layers_read_deadline_s):
                 parts = _parts(offset, length)
-                found: Found = {}
                 per = self._settings.chunks_per_unit
                 units = sorted({part[0] // per for part in parts})
                 for unit in units:
-                    self._flight(layer, unit)  # side by side
+                    self._launch(layer, self._chunks_of(layer, unit))  # side by side
                 for unit in units:
                     self._read_ahead(layer, unit)
-                for unit in units:
-                    found |= await self._unit(layer, unit)
+                found = await self._landed(layer, [part[0] for part in parts])
                 return [memoryview(found[i])[start : start + count] for i, start, count in parts]
         except TimeoutError:
             message = f"no data in {self._settings.layers_read_deadline_s:g} s"
@@ -92,35 +93,40 @@ class Chunks:
     def _read_ahead(self, layer: Known, unit: int) -> None:
         """The other half of an aligned pair: who starts a program goes on near by, and
         its latency is the same as that of the half that is waited for."""
-        per = self._settings.chunks_per_unit
-        other = unit ^ 1
-        chunks = range(other * per, min((other + 1) * per, layer.chunks))
+        chunks = self._chunks_of(layer, unit ^ 1)
         if not all(self._cache.has((layer.digest, chunk)) for chunk in chunks):
-            self.ahead += (layer.digest, other) not in self._flights
-            self._flight(layer, other)
+            self.ahead += self._launch(layer, chunks)
 
-    async def _unit(self, layer: Known, unit: int) -> Found:
-        while True:
+    def _chunks_of(self, layer: Known, unit: int) -> range:
+        per = self._settings.chunks_per_unit
+        return range(unit * per, min((unit + 1) * per, layer.chunks))
+
+    async def _landed(self, layer: Known, wanted: Sequence[int]) -> Found:
+        """The contents of chunks, fetched where nobody does it yet."""
+        found: Found = {}
+        for index in wanted:
+            while index not in found:
+                self._launch(layer, [index])
+                with suppress(DeadlineExceeded):  # another reader's; ours ends this
+                    found |= await asyncio.shield(self._flights[layer.digest, index])
+        return found
+
+    async def prefetch(self, layer: Known, chunks: Sequence[int]) -> None:
+        """Brings chunks into the cache, in order, beside what is asked for."""
+
+        async def one(group: Sequence[int]) -> None:
             try:
-                return await asyncio.shield(self._flight(layer, unit))
-            except DeadlineExceeded:
-                continue  # another reader's deadline; ours ends this
-
-    async def prefetch(self, layer: Known, units: Sequence[int]) -> None:
-        """Brings units into the cache, in order, beside what is asked for."""
-
-        async def one(unit: int) -> None:
-            try:
-                await asyncio.shield(self._flight(layer, unit))
+                await self._landed(layer, group)
             except DsecError as error:
                 log.debug("prefetch of %s: %s", layer.digest, error.message)
             finally:
                 self._prefetches.release()
 
-        async with asyncio.TaskGroup() as group:
-            for unit in units:
+        async with asyncio.TaskGroup() as tasks:
+            for group in _grouped(chunks, self._settings.chunks_per_unit):
                 await self._prefetches.acquire()
-                group.create_task(one(unit))
+                self._launch(layer, group)
+                tasks.create_task(one(group))
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -128,22 +134,33 @@ class Chunks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _flight(self, layer: Known, unit: int) -> asyncio.Future[Found]:
-        key = (layer.digest, unit)
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = asyncio.get_running_loop().create_future()
-            flight.add_done_callback(lambda done: done.cancelled() or done.exception())
-            task = asyncio.create_task(self._fly(layer, unit, flight))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return flight
+    def expect(self, digest: str, here: Here) -> None:
+        """What is fetched of the layer until ``here`` is done can be verified only then."""
+        self._coming[digest] = here
+        here.add_done_callback(lambda _: self._coming.pop(digest, None))
 
-    async def _fly(self, layer: Known, unit: int, flight: asyncio.Future[Found]) -> None:
-        """Settles ``flight`` as soon as the unit is verified, then writes it to the cache."""
+    def _launch(self, layer: Known, chunks: Sequence[int]) -> bool:
+        """Begins one fetch of those ``chunks`` that nobody fetches yet; whether there are
+        any."""
+        mine = [chunk for chunk in chunks if (layer.digest, chunk) not in self._flights]
+        if not mine:
+            return False
+        flight: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        flight.add_done_callback(lambda done: done.cancelled() or done.exception())
+        for chunk in mine:
+            self._flights[layer.digest, chunk] = flight
+        task = asyncio.create_task(self._fly(layer, mine, flight))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def _fly(
+        self, layer: Known, chunks: Sequence[int], flight: asyncio.Future[Found]
+    ) -> None:
+        """Settles ``flight`` as soon as all is verified, then writes it to the cache."""
         try:
             async with self._slots:
-                found, missing = await self._from_cache(layer, unit)
+                found, missing = await self._from_cache(layer, chunks)
                 fresh = await self._fetched(layer, missing) if missing else {}
                 for index, data in fresh.items():
                     self._keep_hot((layer.digest, index), data)
@@ -161,14 +178,16 @@ class Chunks:
                 flight.set_exception(Internal(f"{type(error).__name__} while fetching"))
         finally:
             flight.cancel()
-            self._flights.pop((layer.digest, unit), None)
+            for chunk in chunks:
+                self._flights.pop((layer.digest, chunk), None)
 
-    async def _from_cache(self, layer: Known, unit: int) -> tuple[Found, list[int]]:
-        """What is here and right of a unit, and which chunks are not."""
-        per = self._settings.chunks_per_unit
+    async def _from_cache(
+        self, layer: Known, chunks: Sequence[int]
+    ) -> tuple[Found, list[int]]:
+        """What is here and right of them, and which are not."""
         found: Found = {}
         missing: list[int] = []
-        for index in range(unit * per, min((unit + 1) * per, layer.chunks)):
+        for index in chunks:
             key = (layer.digest, index)
             data = self._hot.get(key)
             if data is None and self._cache.has(key):
@@ -189,6 +208,8 @@ class Chunks:
         first, last = missing[0], missing[-1]
         async with asyncio.timeout(self._settings.layers_read_deadline_s):
             found = await self._try(layer, first, last)
+            if layer.digest in self._coming:
+                await asyncio.shield(self._coming[layer.digest])
             for index, data in found.items():
                 if not await self._run(_right, data, layer.chunk_digest(index)):
                     found[index] = await self._again(layer, index)
@@ -240,6 +261,14 @@ class Chunks:
 
 def _right(data: bytes, digest: bytes) -> bool:
     return hashlib.sha256(data).digest() == digest
+
+
+def _grouped(chunks: Sequence[int], per_unit: int) -> list[list[int]]:
+    """Chunks of one unit together, units in the order of their first chunk."""
+    units: dict[int, set[int]] = {}
+    for chunk in chunks:
+        units.setdefault(chunk // per_unit, set()).add(chunk)
+    return [sorted(unit) for unit in units.values()]
 
 
 def _parts(offset: int, length: int) -> list[tuple[int, int, int]]:

@@ -1,6 +1,6 @@
 """What a layer's first reader needed, to be fetched ahead for its next one.
 
-Owns: the list of units in the order of their first use, one file a layer. Does not own:
+Owns: the list of chunks in the order of their first use, one file a layer. Does not own:
 fetching. It is a hint: a wrong or missing one costs time, never correctness.
 """
 
@@ -19,15 +19,15 @@ class Profiles:
     """Recorded in the first ``seconds`` after a layer without a profile is first read."""
 
     def __init__(
-        self, *, seconds: float, units_max: int,
-        finished: Callable[[Path, list[int]], None] = lambda folder, units: None,
+        self, *, seconds: float, chunks_max: int,
+        finished: Callable[[Path, list[int]], None] = lambda folder, chunks: None,
     ) -> None:  # fmt: skip
-        self._seconds, self._units_max = seconds, units_max
+        self._seconds, self._chunks_max = seconds, chunks_max
         self._finished = finished
         self._recording: dict[Path, tuple[float, dict[int, None]]] = {}
 
-    def used(self, folder: Path, units: range) -> None:
-        """These units of the layer were read."""
+    def used(self, folder: Path, chunks: range) -> None:
+        """These chunks of the layer were read."""
         recording = self._recording.get(folder)
         if recording is None:
             if (folder / NAME).exists():
@@ -37,10 +37,10 @@ class Profiles:
         until, seen = recording
         if not until:
             return
-        if time.monotonic() > until or len(seen) >= self._units_max:
+        if time.monotonic() > until or len(seen) >= self._chunks_max:
             self.finish(folder)
         else:
-            seen.update(dict.fromkeys(units))
+            seen.update(dict.fromkeys(chunks))
 
     def finish(self, folder: Path) -> None:
         """Ends the recording: its time is over, or nobody has the layer open any more."""
@@ -51,7 +51,7 @@ class Profiles:
                 (folder / NAME).write_bytes(array.array("I", seen).tobytes())
 
     def of(self, folder: Path) -> list[int]:
-        """The units to fetch ahead, in their order."""
+        """The chunks to fetch ahead, in their order."""
         with suppress(OSError, ValueError):
-            return array.array("I", (folder / NAME).read_bytes()).tolist()[: self._units_max]
+            return array.array("I", (folder / NAME).read_bytes()).tolist()[: self._chunks_max]
         return []

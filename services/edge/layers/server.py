@@ -19,6 +19,7 @@ from services.edge.layers.catalog import Catalog, Known
 from services.edge.layers.chunks import Chunks, Piece
 from services.edge.layers.opens import Opens
 from services.edge.layers.profiles import Profiles
+from shared.blobs.layout import DATA_CHUNK_BYTES
 from shared.errors import DsecError
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,10 @@ class Server:
 
     def __init__(
         self, fd: int, *, catalog: Catalog, chunks: Chunks, opens: Opens, profiles: Profiles,
-        unit_bytes: int, ended: Callable[[], None], released: Callable[[], None],
+        ended: Callable[[], None], released: Callable[[], None],
     ) -> None:  # fmt: skip
         self._fd = fd
         self._catalog, self._chunks, self._opens, self._profiles = catalog, chunks, opens, profiles
-        self._unit_bytes = unit_bytes
         self._ended, self._released = ended, released
         self._buffer = bytearray(fuse.REQUEST_BYTES)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,8 +125,8 @@ class Server:
             return
         length = max(0, min(length, known.data_bytes - offset))
         if length:
-            end = (offset + length - 1) // self._unit_bytes + 1
-            self._profiles.used(known.folder, range(offset // self._unit_bytes, end))
+            end = (offset + length - 1) // DATA_CHUNK_BYTES + 1
+            self._profiles.used(known.folder, range(offset // DATA_CHUNK_BYTES, end))
         pieces = self._chunks.cached(known, offset, length)
         if pieces is not None:
             self._write(fuse.head(unique, length), pieces)

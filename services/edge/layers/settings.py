@@ -44,7 +44,7 @@ class Settings(StoreSettings, kw_only=True):
 
     layers_profile_s: float = 30.0
     """What is read so soon after a layer was first opened is its profile."""
-    layers_profile_units_max: int = 1024
+    layers_profile_chunks_max: int = 1024
 
     layers_fuse_fd: int = -1
     layers_mount_fd: int = -1

@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 
 from services.edge.layers import control
 from services.edge.layers.cache import LayerCache
-from services.edge.layers.catalog import Catalog
+from services.edge.layers.catalog import Catalog, Here, Known
 from services.edge.layers.chunks import Chunks
 from services.edge.layers.control import Answer, Control, Place, Question
 from services.edge.layers.faults import Faults
@@ -24,6 +25,7 @@ from services.edge.layers.server import Server
 from services.edge.layers.settings import Settings
 from services.edge.layers.traces import Traces
 from shared import process
+from shared.blobs.layout import DATA_CHUNK_BYTES
 from shared.blobs.opening import open_store
 from shared.errors import DsecError, Unavailable
 from shared.health import Health
@@ -47,17 +49,18 @@ class Worker:
             settings.root / "cache", cap_bytes=settings.layers_cache_bytes,
             reserve_bytes=settings.layers_reserve_bytes, in_use=self.opens.in_use,
         )  # fmt: skip
-        self.catalog = Catalog(reader, self.cache, settings=settings, faults=self.faults)
+        self.catalog = Catalog(
+            reader, self.cache, settings=settings, faults=self.faults, coming=self._coming
+        )
         self.chunks = Chunks(reader, self.cache, settings=settings, faults=self.faults)
-        self.traces = Traces(settings.layers_unit_bytes)
+        self.traces = Traces(DATA_CHUNK_BYTES)
         self.profiles = Profiles(
-            seconds=settings.layers_profile_s, units_max=settings.layers_profile_units_max,
-            finished=lambda folder, units: self.traces.add(folder.name, units),
+            seconds=settings.layers_profile_s, chunks_max=settings.layers_profile_chunks_max,
+            finished=lambda folder, chunks: self.traces.add(folder.name, chunks),
         )  # fmt: skip
         self.server = Server(
             settings.layers_fuse_fd, catalog=self.catalog, chunks=self.chunks, opens=self.opens,
-            profiles=self.profiles, unit_bytes=settings.layers_unit_bytes, ended=stop.set,
-            released=self._look,
+            profiles=self.profiles, ended=stop.set, released=self._look,
         )  # fmt: skip
         self._prefetching: dict[str, asyncio.Task[None]] = {}
 
@@ -121,16 +124,22 @@ class Worker:
     async def _place(self, digest: str) -> Place:
         known = await self.catalog.prepare(digest)
         if not self.opens.in_use(digest):
-            self._prefetch(digest)
+            # what the store says is wanted first, where nothing was read here before
+            self._prefetch(known, self.profiles.of(known.folder) or known.first)
         self.opens.hold(digest, self._settings.layers_hold_s)
         return Place(digest, str(known.meta), known.data_bytes > 0)
 
-    def _prefetch(self, digest: str) -> None:
-        known = self.catalog.by_name(digest)
-        units = self.profiles.of(known.folder) if known else []
-        if known is None or not units or digest in self._prefetching:
+    def _coming(self, known: Known, here: Here) -> None:
+        """Its data comes beside its metadata, to be verified after it."""
+        self.chunks.expect(known.digest, here)
+        self._prefetch(known, known.first)
+
+    def _prefetch(self, known: Known, hints: Sequence[int]) -> None:
+        digest = known.digest
+        chunks = [one for one in hints if 0 <= one < known.chunks]
+        if not chunks or digest in self._prefetching:
             return
-        task = asyncio.create_task(self.chunks.prefetch(known, units))
+        task = asyncio.create_task(self.chunks.prefetch(known, chunks))
         self._prefetching[digest] = task
         task.add_done_callback(lambda _: self._prefetching.pop(digest, None))
 

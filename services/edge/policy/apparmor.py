@@ -17,11 +17,18 @@ from collections.abc import Iterator
 
 from shared.errors import InvalidRequest
 from shared.policies import Policy
-from shared.policies.model import FileRule
+from shared.policies.model import TREES, FileRule
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$(?!\n)")
 SPECIAL = re.compile(r"[\s\"#@,]")
 GLOB = re.compile(r"([*?\[\]{}^\\])")
+ALWAYS = (
+    "audit deny mount,", "audit deny pivot_root,", "audit deny /sys/** wl,",
+    "audit deny @{PROC}/sysrq-trigger rwl,", "audit deny @{PROC}/kcore rwl,",
+    "audit deny @{PROC}/sys/** wl,", "audit deny /dev/mem rwl,", "audit deny /dev/kmem rwl,",
+)  # fmt: skip
+"""Whatever the policy says: what an engine's own profile denies, which this one replaces."""
+OPERATIONS = {"umount": "mount", "pivotroot": "mount", "create": "raw_sockets"}
 STOPPERS = ("unconfined", "docker-default", "runc", "crun")
 
 
@@ -38,7 +45,7 @@ def profile(name: str, policy: Policy) -> str:
         f"  signal (send,receive) peer={name},",
         *(f"  signal (receive) peer={peer}," for peer in STOPPERS),
         f"  ptrace (trace,read,tracedby,readby) peer={name},",
-        *(f"  {rule}" for rule in _rules(policy)),
+        *(f"  {rule}" for rule in (*ALWAYS, *_rules(policy))),
         "}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -53,9 +60,6 @@ def _rules(policy: Policy) -> Iterator[str]:
         yield f"audit deny {quoted(rule.path)} wl,"
     for path in policy.exec_deny:
         yield f"audit deny {quoted(path)} mx,"
-    if "mount" in policy.deny:
-        yield "audit deny mount,"
-        yield "audit deny pivot_root,"
     if "ptrace" in policy.deny:
         yield "audit deny ptrace (trace),"
     if "raw_sockets" in policy.deny:
@@ -63,6 +67,17 @@ def _rules(policy: Policy) -> Iterator[str]:
         yield "audit deny network raw,"
     if "bpf" in policy.deny:
         yield "audit deny capability sys_admin,"
+
+
+def rule_of(policy: Policy, operation: str, path: str) -> str:
+    """The rule of ``policy`` that a denial is of, as ``enforcement`` names it."""
+    for tree in TREES:
+        for rule in policy.files(tree):
+            if path == rule.path or path.startswith(rule.path.rstrip("/") + "/"):
+                return f"files.{tree}"
+    if path in policy.exec_deny:
+        return "processes.exec"
+    return f"processes.{OPERATIONS.get(operation, operation)}"
 
 
 def _both(rule: FileRule, modes: str) -> Iterator[str]:

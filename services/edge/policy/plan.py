@@ -24,6 +24,17 @@ from shared.policies.network import NetworkRule
 
 EGRESS, MOUNTS, SECCOMP, RLIMITS = "network_allow", "policy_files", "policy_calls", "policy_limits"
 """Features of a backend that enforce parts of a policy."""
+SENSORS = "sensors"
+"""The feature of one that tells what is done to paths under a policy."""
+APPARMOR = "policy_apparmor"
+"""The feature of one that puts commands under a profile, on top of the others."""
+LSM = "policy_lsm"
+"""The feature of one whose kernel protects paths as well."""
+PROFILED = (
+    "files.", "processes.exec", "processes.mount", "processes.ptrace", "processes.raw_sockets",
+    "processes.bpf",
+)  # fmt: skip
+"""Beginnings of the rules that a profile enforces as well."""
 NO_INTERFACE = "none (no interface)"
 RULES_TOLD_MAX = 64
 IOCTLS_MAX = 64
@@ -41,13 +52,19 @@ class Mount:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What enforces a policy. ``enforcement``: rule → mechanism. ``opens`` says that the
-    sandbox gets a way out at all; ``calls`` that a filter of system calls is needed."""
+    sandbox gets a way out at all; ``calls`` that a filter of system calls is needed,
+    ``watches`` that its paths are watched: a sandbox without any policy pays for nothing.
+    ``confines``: the node confines by AppArmor, and whatever the policy is it has a profile.
+    ``hooks``: the kernel's own programs protect its paths as well."""
 
     policy: Policy
     enforcement: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
     opens: bool = False
     calls: bool = False
+    watches: bool = False
+    confines: bool = False
+    hooks: bool = False
 
     @property
     def limits(self) -> Limits:
@@ -64,13 +81,20 @@ def compile_policy(policy: Policy, features: Mapping[str, Feature]) -> Plan:
         if found is None or not found.supported:
             why = found.reason if found else "the backend has no enforcer"
             raise PolicyDenied(f"{rule} can't be enforced on this node: {why}", field=field)
-        enforcement[rule] = found.reason
+        also = [found.reason]
+        if _can(features, APPARMOR) and rule.startswith(PROFILED) and feature != SENSORS:
+            also.append(features[APPARMOR].reason)
+        if _can(features, LSM) and rule.startswith("files.") and feature == MOUNTS:
+            also.append(features[LSM].reason)
+        enforcement[rule] = ", ".join(also)
     _check_required(policy, enforcement, features)
     if len(policy.ioctls) > IOCTLS_MAX:
         raise PolicyDenied(f"at most {IOCTLS_MAX} ioctls", field="policy.processes.deny")
     return Plan(
         policy=policy, enforcement=enforcement, mounts=tuple(_mounts(policy)), opens=opens,
-        calls=seccomp.filters(policy),
+        calls=seccomp.filters(policy), watches=policy != Policy() and _can(features, SENSORS),
+        confines=_can(features, APPARMOR),
+        hooks=_can(features, LSM) and any(policy.files(tree) for tree in TREES),
     )  # fmt: skip
 
 
@@ -109,6 +133,8 @@ def _protections(policy: Policy) -> Iterator[tuple[str, str, str]]:
     for tree in TREES:
         if policy.files(tree):
             yield f"files.{tree}", MOUNTS, f"policy.files.{tree}"
+    if policy.watched:
+        yield "files.watched", SENSORS, "policy.files.watched"
     for name in policy.deny:
         yield f"processes.{name}", SECCOMP, "policy.processes.deny"
     if policy.ioctls:

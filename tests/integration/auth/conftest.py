@@ -25,7 +25,7 @@ from shared.bus import Bus, Outgoing
 from shared.db import Database
 from shared.settings import Common
 
-ANSWER_S = 5.0
+ANSWER_S = 60.0
 ROOT = "root"
 
 
@@ -108,7 +108,7 @@ class Person:
         answers = await self.nc.subscribe(answer)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
-            await self.nc.request(subject, data, timeout=2, headers={"Dsec-Reply": answer})
+            await self.nc.request(subject, data, timeout=ANSWER_S, headers={"Dsec-Reply": answer})
             message = await answers.next_msg(timeout=ANSWER_S)
         finally:
             if self.nc.is_connected:
@@ -142,7 +142,7 @@ async def connect(stack: Stack, key: str, *, principal: str | None = None) -> Pe
 
     person.nc = await nats.connect(
         stack.endpoints.nats_url, token=key, inbox_prefix=inbox, allow_reconnect=False,
-        error_cb=on_error, disconnected_cb=on_disconnect, connect_timeout=3,
+        error_cb=on_error, disconnected_cb=on_disconnect, connect_timeout=20,
     )  # fmt: skip
     return person
 
@@ -202,9 +202,9 @@ class Commands:
             for c in m["commands"] if c["project"] == project
         ]  # fmt: skip
 
-    async def wait(self, project: str, count: int, within_s: float = 5.0) -> list[dict[str, Any]]:
+    async def wait(self, project: str, count: int) -> list[dict[str, Any]]:
         """``count`` create commands of one project."""
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(ANSWER_S):
             while len(found := self.creates(project)) < count:
                 await asyncio.sleep(0.01)
         return found
@@ -233,7 +233,7 @@ async def send(person: Person, project: str, request: Any, *, anonymous: bool = 
     subject = f"dsec.req.v1.{project}.sandbox.create"
     if not anonymous:
         subject += f".{person.principal}"
-    await person.nc.request(subject, json.dumps(request).encode(), timeout=3)
+    await person.nc.request(subject, json.dumps(request).encode(), timeout=ANSWER_S)
 
 
 def refusals(command: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -248,6 +248,6 @@ async def over(stack: Stack, project: str, uid: str, state: str = "stopped") -> 
 
 
 async def until_used(stack: Stack, project: str, amounts: tuple[int, int, int]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(ANSWER_S):
         while await used(stack, project) != amounts:
             await asyncio.sleep(0.02)

@@ -11,6 +11,7 @@ import pytest
 
 from shared import ids
 from tests.integration.auth.conftest import (
+    ANSWER_S,
     MARKS,
     ROOT,
     Person,
@@ -177,7 +178,7 @@ async def test_given_grants_work_after_the_reconnect_and_can_be_taken_back(
         project, "grant", "create", principal=key["principal"], grants=["quota.get"]
     )
     assert reply["grants"] == ["quota.get", "sandbox.list"]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(ANSWER_S):
         while not person.nc.is_closed:
             await asyncio.sleep(0.02)
     person = await connect(stack, key["secret"])
@@ -187,7 +188,7 @@ async def test_given_grants_work_after_the_reconnect_and_can_be_taken_back(
     await admin.change(
         project, "grant", "delete", principal=key["principal"], grants=["quota.get"]
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(ANSWER_S):
         while not person.nc.is_closed:
             await asyncio.sleep(0.02)
     gone = await admin.change(
@@ -272,7 +273,7 @@ async def test_reads_are_forwarded_with_their_scope(stack: Stack, admin: Person)
     ):
         reply = await admin.nc.request(
             f"dsec.get.v1.{top}.{entity}.list.{admin.principal}", json.dumps(query).encode(),
-            timeout=3,
+            timeout=ANSWER_S,
         )  # fmt: skip
         assert json.loads(reply.data) == {"fine": 1}
     await subscription.unsubscribe()
@@ -297,6 +298,6 @@ async def test_bad_reads_are_typed_errors(
     field: str | None,
 ) -> None:  # fmt: skip
     reply = await admin.nc.request(
-        f"dsec.get.v1.{ROOT}.{entity}.{verb}.{admin.principal}", query, timeout=8
+        f"dsec.get.v1.{ROOT}.{entity}.{verb}.{admin.principal}", query, timeout=ANSWER_S
     )
     assert error(json.loads(reply.data)) == (code, field)

@@ -28,7 +28,7 @@ from tests.integration.auth.conftest import (
 
 pytestmark = [*MARKS, pytest.mark.slow]
 
-BACK_S = 30.0
+BACK_S = 120.0
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -61,7 +61,7 @@ async def publish(person: Person) -> str:
     request = {"request_id": ids.new(), "specs": [{"backend": "fake"}]}
     await person.nc.request(
         f"dsec.req.v1.{ROOT}.sandbox.create.{person.principal}", json.dumps(request).encode(),
-        timeout=5,
+        timeout=60,
     )  # fmt: skip
     return str(request["request_id"])
 

@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from shared import ids
 from tests.integration.auth.conftest import (
+    ANSWER_S,
     FAKE,
     MARKS,
     QUIET_S,
@@ -194,9 +195,10 @@ async def test_unknown_verbs_and_projects_are_typed_errors(stack: Stack, admin: 
         inbox = f"_INBOX.{ids.new()}.x"
         answers = await stack.bus.client.subscribe(inbox)
         await stack.bus.client.request(
-            subject, json.dumps(body(FAKE)).encode(), headers={"Dsec-Reply": inbox}, timeout=3
-        )
-        reply = json.loads((await answers.next_msg(timeout=5)).data)
+            subject, json.dumps(body(FAKE)).encode(), headers={"Dsec-Reply": inbox},
+            timeout=ANSWER_S,
+        )  # fmt: skip
+        reply = json.loads((await answers.next_msg(timeout=ANSWER_S)).data)
         assert (reply["error"]["code"], reply["error"]["field"]) == (code, field)
         await answers.unsubscribe()
 
@@ -210,7 +212,7 @@ async def test_answers_go_nowhere_but_to_the_clients_inbox(
     await stack.bus.client.flush()
     for target in ("dsec.cmd.v1.node.op.n1", victim):
         await admin.nc.request(
-            f"dsec.req.v1.{ROOT}.sandbox.create.{admin.principal}", b"not json", timeout=3,
+            f"dsec.req.v1.{ROOT}.sandbox.create.{admin.principal}", b"not json", timeout=ANSWER_S,
             headers={"Dsec-Reply": target},
         )  # fmt: skip
         await admin.nc.publish(
@@ -236,9 +238,9 @@ async def test_operations_nodes_and_images_go_on(
     ):
         await admin.nc.request(
             f"dsec.req.v1.{project}.{entity}.{verb}.{admin.principal}",
-            json.dumps(request).encode(), headers={"Dsec-Reply": inbox}, timeout=3,
+            json.dumps(request).encode(), headers={"Dsec-Reply": inbox}, timeout=ANSWER_S,
         )  # fmt: skip
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(ANSWER_S):
         while len(commands.messages) < 4:
             await asyncio.sleep(0.02)
     (_, op), (node_subject, node), (create_subject, create), (_, delete) = commands.messages[:4]
@@ -271,16 +273,23 @@ async def test_every_verb_has_one_access_record(
     await admin.read(project, "sandbox", "list")
     await admin.change(project, "key", "delete", id="none")
     await new_key(admin, project, "sandbox.list")
-    await asyncio.sleep(0.8)
-    mine = [
-        (r["verb"], r["outcome"]) for r in records
-        if r["project"] == project and r["principal"] == admin.principal
-    ]  # fmt: skip
-    assert sorted(mine) == [
+
+    def mine() -> list[tuple[str, str]]:
+        ours = [r for r in records if r["project"] == project]
+        return sorted(
+            (r["verb"], r["outcome"]) for r in ours if r["principal"] == admin.principal
+        )
+
+    wanted = [
         ("key.create", "ok"), ("key.delete", "not_found"), ("quota.get", "ok"),
         ("sandbox.create", "invalid_request"), ("sandbox.create", "ok"),
         ("sandbox.list", "unavailable"),
     ]  # fmt: skip
+    async with asyncio.timeout(ANSWER_S):
+        while len(mine()) < len(wanted):
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)  # one too many would come about now
+    assert mine() == wanted
     assert len({r["id"] for r in records}) == len(records)
     await subscription.unsubscribe()
 

@@ -15,7 +15,7 @@ from services.edge.drivers.base import Handle, Layer
 from services.edge.drivers.container import ContainerDriver, capturing
 from shared.blobs.layout import DATA_NAME, META_NAME
 from shared.errors import CapacityExhausted, NotFound, SandboxDied
-from tests.conformance.harness import new_uid, run, until
+from tests.conformance.harness import HANG_S, new_uid, run, until
 from tests.integration.container.harness import ContainerHarness
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.docker]
@@ -86,15 +86,15 @@ async def test_a_capture_is_one_moment(
     loop = "i=0; while :; do i=$((i+1)); echo $i > /one; echo $i > /two; done"
     task = asyncio.ensure_future(run(driver, sandbox, loop))
     try:
-        await asyncio.sleep(0.3)
+        await run(driver, sandbox, "until [ -e /two ]; do sleep 0.02; done", timeout_s=HANG_S)
         for number in range(3):
             captured = await driver.capture(sandbox, new_uid())
             texts = [(Path(captured.folders[0]) / n).read_text() for n in ("one", "two")]
             one, two = (int(text or "-1") for text in texts)
             assert one < 0 or two < 0 or one - two in (0, 1), number
             await driver.release(captured.id)
-        moved = 'a=$(cat /one); sleep .1; [ "$a" != "$(cat /one)" ] && echo on'
-        ran = await run(driver, sandbox, moved)
+        moved = 'a=$(cat /one); while [ "$a" = "$(cat /one)" ]; do sleep .02; done; echo on'
+        ran = await run(driver, sandbox, moved, timeout_s=HANG_S)
         assert ran.stdout == b"on\n"
     finally:
         task.cancel()
@@ -129,7 +129,7 @@ async def test_a_storm_of_processes_is_captured_and_ended(harness: ContainerHarn
     captured = await driver.capture(handle, new_uid())
     assert (Path(captured.folders[0]) / "storm").exists()
     await driver.release(captured.id)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await driver.stop(handle)
     await asyncio.wait({task})
     assert task.exception() is None or isinstance(task.exception(), SandboxDied)

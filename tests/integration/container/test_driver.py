@@ -17,7 +17,7 @@ from services.edge.agent.commands import resume_command
 from services.edge.drivers.base import Layer
 from services.edge.drivers.container import ContainerDriver, ContainerSettings
 from shared.errors import Conflict, InvalidRequest, Unavailable, Unsupported
-from tests.conformance.harness import Recorder, new_uid, run, until
+from tests.conformance.harness import HANG_S, Recorder, new_uid, run, until
 from tests.integration.container.harness import ContainerHarness
 from tests.integration.container.images import small_layer
 
@@ -102,7 +102,7 @@ async def test_loopback_works_and_is_all_there_is(harness: ContainerHarness) -> 
             "wget -q -O- http://127.0.0.1:8000/group | head -1; grep -c localhost /etc/hosts; "
             "wget -T2 -q -O- http://192.0.2.1/ || echo unreachable"
         )
-        ran = await run(harness.driver, handle, script, timeout_s=20)
+        ran = await run(harness.driver, handle, script, timeout_s=HANG_S)
         assert ran.stdout.split() == [b"lo", b"box-1", b"root:x:0:", b"2", b"unreachable"]
     finally:
         await harness.driver.stop(handle)
@@ -212,7 +212,7 @@ async def test_a_restarted_edge_finds_a_running_command_and_its_output(
     assert outcome is not None
     assert (outcome.exit_code, again.stdout) == (3, b"early\nlate\n")
     agent = fresh._live[handle.uid].agent
-    async with asyncio.timeout(10):  # taken, so forgotten, a moment later
+    async with asyncio.timeout(HANG_S):  # taken, so forgotten, a moment later
         while await agent.list():
             await asyncio.sleep(0.01)
     assert await fresh.resume_exec(handle, key, again) is None
@@ -225,13 +225,13 @@ async def test_a_result_nobody_took_is_kept(harness: ContainerHarness) -> None:
     handle = await harness.driver.start(harness.spec(uid=new_uid()))
     agent = harness.driver._live[handle.uid].agent
     io = Recorder()
-    lost = asyncio.ensure_future(run(harness.driver, handle, "echo x; sleep .3; exit 9", io=io))
+    lost = asyncio.ensure_future(run(harness.driver, handle, "echo x; sleep 1; exit 9", io=io))
     await io.started.wait()
     key = (await agent.list())[0].key
     harness.driver._live[handle.uid].stopping = True
     agent.close()
     await asyncio.gather(lost, return_exceptions=True)
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(1.5)
     fresh: AgentClient = await harness.driver.shells.reconnect(handle.data["name"])
     again = Recorder()
     outcome = await resume_command(fresh, key, again)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import random
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 from services.edge.drivers.base import Handle
 from services.edge.drivers.container import ContainerDriver
 from shared.errors import Forbidden, InvalidRequest, NotFound, QuotaExceeded
-from tests.conformance.harness import listed, new_uid, run
+from tests.conformance.harness import listed, new_uid, run, until
 from tests.integration.container.harness import ContainerHarness
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.docker]
@@ -61,7 +61,6 @@ async def test_what_is_no_regular_file_is_refused_at_once(
     """(F04)"""
     script = "mkdir -p /w; cd /w; mkfifo p; ln -s /dev/zero z; ln -s p l; echo ok >f"
     await run(driver, sandbox, script)
-    began = time.monotonic()
     for path in ("/w/p", "/w/z", "/w/l", "/dev/full", "/dev/ptmx"):
         with pytest.raises(InvalidRequest) as caught:
             await read(driver, sandbox, path)
@@ -71,7 +70,6 @@ async def test_what_is_no_regular_file_is_refused_at_once(
                 await driver.write(sandbox, path, pieces(b"x"), user=None, append=append)
             assert caught.value.details["errno"] == "ENOTREG"
     assert await read(driver, sandbox, "/w/f") == b"ok\n"
-    assert time.monotonic() - began < 5
 
 
 async def test_links_lead_nowhere_outside(
@@ -199,24 +197,30 @@ async def test_a_folder_of_the_image_can_be_moved(driver: ContainerDriver, sandb
 async def test_files_and_commands_do_not_wait_for_each_other(
     driver: ContainerDriver, sandbox: Handle
 ) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
     async def slow() -> AsyncIterator[bytes]:
-        for _ in range(20):
-            yield b"x"
-            await asyncio.sleep(0.05)
+        yield b"x" * 10
+        begun.set()
+        await go.wait()
+        yield b"x" * 10
 
     task = asyncio.ensure_future(driver.write(sandbox, "/slow", slow(), user=None))
-    await asyncio.sleep(0.05)
+    await begun.wait()
     assert (await run(driver, sandbox, "echo quick")).stdout == b"quick\n"
     assert not task.done()
     with pytest.raises(NotFound):
         await driver.stat(sandbox, "/slow", user=None)
+    go.set()
     assert (await task).size == 20
 
 
 def _writers(handle: Handle, folder: str) -> list[int]:
     """Host process ids of the sandbox's processes that have a file of ``folder`` open."""
-    group = Path(handle.data["groups"]["v2"])
-    pids = [int(p) for file in group.rglob("cgroup.procs") for p in file.read_text().split()]
+    pids: list[int] = []
+    for file in Path(handle.data["groups"]["v2"]).rglob("cgroup.procs"):
+        with contextlib.suppress(OSError):  # a group may go meanwhile
+            pids += map(int, file.read_text().split())
     return [p for p in pids if any(folder in _target(fd) for fd in _open_files(p))]
 
 
@@ -241,11 +245,9 @@ async def test_a_write_that_the_sandbox_killed_is_not_the_nodes_fault(
 
     async def killed_midway() -> AsyncIterator[bytes]:
         yield b"begun"
-        for _ in range(200):
-            if found := _writers(sandbox, "/killed"):
-                os.kill(found[0], signal.SIGKILL)
-                break
-            await asyncio.sleep(0.02)
+        found: list[int] = []
+        await until(lambda: bool(found) or found.extend(_writers(sandbox, "/killed")) or False)
+        os.kill(found[0], signal.SIGKILL)
         yield b"and the rest"
 
     with pytest.raises(QuotaExceeded) as caught:

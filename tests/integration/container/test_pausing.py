@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from services.edge.cgroups import WORK, CgroupDriver, Groups, Kind
 from services.edge.drivers.base import Handle
 from services.edge.drivers.container import ContainerDriver
 from shared.errors import InvalidRequest, Unavailable
-from tests.conformance.harness import Recorder, new_uid, run, until
+from tests.conformance.harness import HANG_S, Recorder, new_uid, run, until
 from tests.integration.container.harness import ContainerHarness, container_harness
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -62,8 +63,9 @@ def processes_of(handle: Handle) -> dict[int, str]:
     """State and name of each process of the workload."""
     found = {}
     for pid in CgroupDriver.workload(groups_of(handle)):
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(") ")
-        found[pid] = f"{name} {rest[0]}"
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(") ")
+            found[pid] = f"{name} {rest[0]}"
     return found
 
 
@@ -115,14 +117,14 @@ async def test_either_freezer_holds_whole_trees(
         await driver.pause(handle)
         assert freezing.is_frozen(groups_of(handle), kind=kind)
         first, before = cpu_us(handle), processes_of(handle)
-        await asyncio.sleep(0.3)
-        assert cpu_us(handle) - first < 1000  # what the accounting was behind
+        await asyncio.sleep(1.0)
+        assert cpu_us(handle) - first < 20_000  # what the accounting was behind
         assert processes_of(handle).keys() == before.keys()
         await driver.resume(handle)
-        await until(lambda: cpu_us(handle) - first > 20_000)
+        await until(lambda: cpu_us(handle) - first > 40_000)
         await driver.pause(handle)
     finally:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             await driver.stop(handle)
         await asyncio.gather(running, return_exceptions=True)
     assert not any(Path(p).exists() for p in groups_of(handle).v1.values())
@@ -171,7 +173,7 @@ async def test_a_sandbox_that_cannot_be_frozen_runs_on(
         await driver.pause(sandbox)
     assert not freezing.is_frozen(groups_of(sandbox), kind="v2")
     assert settings_of(sandbox) == limits
-    assert (await run(driver, sandbox, "echo on", timeout_s=5.0)).stdout == b"on\n"
+    assert (await run(driver, sandbox, "echo on", timeout_s=HANG_S)).stdout == b"on\n"
 
 
 async def test_a_resume_without_a_sign_of_life_leaves_it_paused(

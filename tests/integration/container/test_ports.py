@@ -17,7 +17,7 @@ from tests.integration.container.harness import ContainerHarness
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.docker]
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 ECHO = "(trap '' HUP; nc -ll -p {port} -e cat </dev/null >/dev/null 2>&1 &)"
 
 
@@ -74,7 +74,7 @@ async def test_what_ends_a_sandbox_ends_its_connections(
     await until(lambda: bytes(io.got) == b"x")
     await driver.stop(sandbox)
     with pytest.raises(DsecError):
-        await asyncio.wait_for(dialling, 10)
+        await asyncio.wait_for(dialling, WAIT_S)
 
 
 async def test_a_new_edge_ends_the_connections_of_the_old_one(
@@ -90,7 +90,7 @@ async def test_a_new_edge_ends_the_connections_of_the_old_one(
     found = await later.recover(sandbox, spec)
     assert found is not None
     with pytest.raises(DsecError):
-        await asyncio.wait_for(dialling, 10)
+        await asyncio.wait_for(dialling, WAIT_S)
     again = Caller(b"again", None)
     await later.dial(found, 7000, again)
     assert bytes(again.got) == b"again"

@@ -5,7 +5,6 @@ different ways."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,7 +13,7 @@ import pytest_asyncio
 from services.edge.drivers.base import Handle, Layer
 from services.edge.drivers.container import ContainerDriver
 from shared.errors import InvalidRequest
-from tests.conformance.harness import Ran, Recorder, new_uid, run
+from tests.conformance.harness import HANG_S, Ran, Recorder, new_uid, run
 from tests.integration.container.harness import ContainerHarness
 from tests.integration.container.images import bash_layer
 
@@ -26,7 +25,7 @@ class Session:
         self.driver, self.handle = driver, handle
 
     async def __call__(self, command: str, **changes: object) -> Ran:
-        given = {"session": "s", "timeout_s": 20, **changes}
+        given = {"session": "s", "timeout_s": HANG_S, **changes}
         return await run(self.driver, self.handle, command, **given)
 
 
@@ -94,10 +93,10 @@ TRAPPED = "trap 'echo trap' INT; sleep 60; echo after"
 async def test_a_time_limit_leaves_the_shell_and_its_state(session: Session, command: str) -> None:
     """(E01, E05) Whatever the text is in the middle of, all it started is dead."""
     await session("X=1; cd /tmp; h() { echo h$X; }; sleep 300 & echo $! >/tmp/kept")
-    began = time.monotonic()
-    ran = await session(command, timeout_s=0.15)
+    async with asyncio.timeout(HANG_S):
+        ran = await session(command, timeout_s=0.15)
     assert ran.outcome.timed_out and not ran.outcome.session_ended
-    assert (ran.stdout, time.monotonic() - began < 3) == (b"", True)
+    assert ran.stdout == b""
     left = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 6[0-9] '"
     ran = await session(f"h; pwd; kill -0 $(cat kept) && echo lives; {left}")
     assert ran.stdout == b"h1\n/tmp\nlives\n0\n" and not ran.outcome.session_fresh
@@ -108,16 +107,15 @@ async def test_background_work_of_earlier_commands_goes_on_with_what_it_starts(
 ) -> None:
     await session("(while :; do sleep 0.05; echo >>/tmp/beats; done) & X=1")
     assert (await session("setsid sleep 62 & sleep 62", timeout_s=0.15)).outcome.timed_out
-    ran = await session("rm /tmp/beats; sleep 0.3; test -s /tmp/beats; echo $?$X")
-    assert ran.stdout == b"01\n"
+    ran = await session("rm /tmp/beats; until test -s /tmp/beats; do sleep 0.05; done; echo $X")
+    assert ran.stdout == b"1\n"
 
 
 async def test_a_shell_that_does_not_let_go_ends_with_its_command(session: Session) -> None:
     await session("X=1")
-    began = time.monotonic()
-    ran = await session("trap '' 64; while :; do sleep 1; done", timeout_s=0.15)
+    async with asyncio.timeout(HANG_S):
+        ran = await session("trap '' 64; while :; do sleep 1; done", timeout_s=0.15)
     assert ran.outcome.timed_out and ran.outcome.session_ended
-    assert time.monotonic() - began < 4
     ran = await session("echo fresh$X")
     assert (ran.stdout, ran.outcome.session_fresh) == (b"fresh\n", True)
 
@@ -138,7 +136,7 @@ async def test_an_interrupt_ends_the_command_and_keeps_the_shell(
     await io.started.wait()
     await asyncio.sleep(0.05)
     io.order("INT")
-    ran = await asyncio.wait_for(work, 5)
+    ran = await asyncio.wait_for(work, HANG_S)
     assert (ran.code, ran.outcome.signal, ran.stdout) == (130, "INT", b"on\n")
     assert not ran.outcome.session_ended
     ran = await session("echo $X; pwd; cat /proc/[0-9]*/comm | grep -cx sleep")
@@ -151,7 +149,7 @@ async def test_an_interrupt_right_after_the_start_is_not_lost(session: Session) 
         io, work = interrupted(session, "sleep 60; sleep 60")
         await asyncio.sleep(number * 0.0005)
         io.order("INT")
-        ran = await asyncio.wait_for(work, 5)
+        ran = await asyncio.wait_for(work, HANG_S)
         assert (ran.code, ran.outcome.session_ended) == (130, False), number
     assert (await session("echo $X")).stdout == b"1\n"
 
@@ -171,19 +169,19 @@ async def test_a_program_may_handle_an_interrupt(session: Session) -> None:
     io, work = interrupted(session, script)
     await io.started.wait()
     io.order("INT")
-    ran = await asyncio.wait_for(work, 5)
+    ran = await asyncio.wait_for(work, HANG_S)
     assert (ran.code, ran.stdout) == (130, b"on\ncleaned\n")
 
 
 async def test_an_interrupted_command_that_waits_for_its_turn_does_not_run(
     session: Session,
 ) -> None:
-    first = asyncio.ensure_future(session("sleep 0.5"))
+    first = asyncio.ensure_future(session("sleep 2"))
     await asyncio.sleep(0.1)
     io, work = interrupted(session, "touch /tmp/ran")
     await asyncio.sleep(0.1)
     io.order("INT")
-    assert (await asyncio.wait_for(work, 5)).code == 130
+    assert (await asyncio.wait_for(work, HANG_S)).code == 130
     await first
     assert (await session("test -e /tmp/ran")).code == 1
 
@@ -191,11 +189,10 @@ async def test_an_interrupted_command_that_waits_for_its_turn_does_not_run(
 async def test_other_signals_reach_what_the_command_started(session: Session) -> None:
     """And neither the shell nor background work of earlier commands."""
     await session("X=1; sleep 300 &")
-    io, work = interrupted(session, "echo on; sleep 60; echo $?; sleep 0.1; echo end")
+    io, work = interrupted(session, "sh -c 'echo on; exec sleep 60'; echo $?; sleep 0.1; echo end")
     await io.started.wait()
-    await asyncio.sleep(0.1)
     io.order("TERM")
-    ran = await asyncio.wait_for(work, 5)
+    ran = await asyncio.wait_for(work, HANG_S)
     assert (ran.code, ran.stdout) == (0, b"on\n143\nend\n")
     ran = await session("echo $X; cat /proc/[0-9]*/comm | grep -cx sleep")
     assert ran.stdout == b"1\n1\n"
@@ -206,7 +203,7 @@ async def test_a_kill_ends_the_command_and_keeps_the_shell(session: Session) -> 
     io, work = interrupted(session, "trap '' INT TERM; echo on; setsid sleep 60 & sleep 60")
     await io.started.wait()
     io.order("KILL")
-    ran = await asyncio.wait_for(work, 5)
+    ran = await asyncio.wait_for(work, HANG_S)
     assert (ran.code, ran.outcome.signal, ran.outcome.session_ended) == (137, "KILL", False)
     assert (await session("echo $X; cat /proc/[0-9]*/comm | grep -cx sleep")).stdout == b"1\n0\n"
 

@@ -11,7 +11,7 @@ import pytest
 from services.edge.drivers.base import ExecOutcome, ExecSpec, Handle, Resize
 from services.edge.drivers.container import ContainerDriver
 from shared.errors import InvalidRequest
-from tests.conformance.harness import Recorder, run, until
+from tests.conformance.harness import HANG_S, Recorder, run, until
 from tests.integration.container.harness import ContainerHarness
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.docker]
@@ -96,13 +96,13 @@ async def test_ctrl_c_reaches_the_foreground_group_alone(box: Box) -> None:
 async def test_an_interactive_shell_has_job_control(box: Box) -> None:
     seat = Terminal()
     work = seat.open(box, "jobs", "exec sh -i")
-    seat.type("sleep 300\n")
-    await seat.shown("sleep 300\r\n")
-    await asyncio.sleep(0.3)
+    job = "trap \"echo awa\"\"ke\" CONT; echo he\"\"ld; while :; do sleep .1; done"
+    seat.type(f"sh -c '{job}'\n")
+    await seat.shown("held")
     seat.type("\x1a")
     await seat.shown("Stopped")
     seat.type("jobs; fg\n")
-    await asyncio.sleep(0.3)
+    await seat.shown("awake")
     seat.type("\x03")
     seat.type("echo back=$?\n")
     await seat.shown("back=130")
@@ -153,7 +153,9 @@ async def test_cancelling_kills_all_that_runs_on_the_terminal(box: Box) -> None:
 
 
 async def test_what_a_terminal_leaves_behind_is_hung_up(box: Box) -> None:
-    ran = await run(*box, "set -m; sleep 321 & setsid sleep 322 & echo on", pty=SIZE)
+    apart = "setsid sh -c ': >/tmp/apart; exec sleep 322' &"
+    wait = "until [ -e /tmp/apart ]; do sleep .02; done"
+    ran = await run(*box, f"set -m; sleep 321 & {apart} {wait}; echo on", pty=SIZE)
     assert ran.code == 0 and b"on\r\n" in ran.stdout
     await asyncio.sleep(0.2)
     left = await run(*box, "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o 'sleep 32[12] '")
@@ -181,8 +183,9 @@ async def test_a_terminal_goes_on_after_the_edge_restarts(
     seat = Terminal()
     old = seat.open((harness.driver, sandbox), "resumed", "stty -echo; echo on; exec sh")
     await seat.shown("on")
-    seat.type("x=5\n")
-    await asyncio.sleep(0.3)
+    typed = "x=5; echo ta''ken\n"
+    seat.type(typed)
+    await seat.shown("taken")
     fresh = await harness.restart()
     assert await fresh.recover(sandbox, harness.spec(uid=sandbox.uid))
     again = Resumed()
@@ -190,7 +193,7 @@ async def test_a_terminal_goes_on_after_the_edge_restarts(
     again.type("echo x=$x; exit 4\n")
     outcome = await work
     assert outcome is not None and outcome.exit_code == 4
-    assert b"x=5" in again.stdout and again.taken == 4
+    assert b"x=5" in again.stdout and again.taken == len(typed)
     await asyncio.gather(old, return_exceptions=True)
     harness.driver._live.pop(sandbox.uid, None)
     fresh._live.pop(sandbox.uid).agent.close()
@@ -209,7 +212,7 @@ async def test_a_signal_right_after_the_start_is_not_lost(box: Box, name: str) -
     for number in range(25):
         io = Recorder()
         io.order(name)
-        ran = await run(*box, "sleep 30", io=io, timeout_s=10)
+        ran = await run(*box, "sleep 300", io=io, timeout_s=HANG_S)
         assert ran.outcome.signal == name and not ran.outcome.timed_out, number
 
 
@@ -217,7 +220,8 @@ async def test_signals_right_after_many_starts_at_once_are_not_lost(box: Box) ->
     ios = [Recorder() for _ in range(16)]
     for io in ios:
         io.order("TERM")
-    done = await asyncio.gather(*(run(*box, ["sleep", "30"], io=io, timeout_s=10) for io in ios))
+    argv = ["sleep", "300"]
+    done = await asyncio.gather(*(run(*box, argv, io=io, timeout_s=HANG_S) for io in ios))
     assert [ran.outcome.signal for ran in done] == ["TERM"] * 16
 
 

@@ -26,7 +26,7 @@ from devstack.credentials import load_or_make
 from devstack.nats_server import NatsServer
 from schemas.audit import Access, AccessRecords
 from schemas.base import HEADER_FRAME, HEADER_OP, decode, encode
-from schemas.exec import ExecReply, FileReply, InfoReply
+from schemas.exec import ExecReply, ExecRequest, FileReply, InfoReply
 from schemas.node import Heartbeat, JoinReply, JoinRequest
 from schemas.sandbox import (
     EdgeObservations,
@@ -49,7 +49,7 @@ NODE = "n1"
 PROJECT = "team"
 PRINCIPAL = "01hzzzzzzzzzzzzzzzzzzzzzzz"
 NODE_USER, CLIENT_USER = "burst", "audit"
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 NODE_PERMISSIONS = {
     "publish": [
@@ -122,7 +122,7 @@ class Scheduler:
         self.beats.append(decode(msg.data, Heartbeat))
 
     async def start(
-        self, uids: Iterable[str], *, generation: int = 1, expires_s: float = 30.0,
+        self, uids: Iterable[str], *, generation: int = 1, expires_s: float = 300.0,
         project: str = PROJECT, **spec: Any,
     ) -> None:  # fmt: skip
         """Places sandboxes on the node."""
@@ -226,6 +226,13 @@ class Caller:
         """Runs a command to its final reply."""
         answer = await self.call(uid, "exec", request, **more)
         return decode(await asyncio.wait_for(answer.final, WAIT_S), ExecReply)
+
+    async def marked(self, uid: str) -> None:
+        """Returns once a command has left its mark ``/ran``."""
+        async with asyncio.timeout(WAIT_S):
+            look = "cat /ran"
+            while not (await self.exec(uid, ExecRequest(op_id=ids.new(), shell=look))).stdout:
+                await asyncio.sleep(0.05)
 
     async def file(self, uid: str, verb: str, request: Any, **more: Any) -> FileReply:
         """A file verb to its final reply."""

@@ -131,7 +131,7 @@ async def test_a_signal_and_a_cancel_end_a_command(system: Cluster) -> None:
 
 async def test_a_time_limit_is_no_error(system: Cluster) -> None:
     uid = await system.running()
-    request = ExecRequest(op_id=ids.new(), shell="echo early; hang", timeout_s=0.3)
+    request = ExecRequest(op_id=ids.new(), shell="echo early; hang", timeout_s=1.5)
     reply = await system.caller.exec(uid, request)
     assert reply.timed_out and reply.stdout == b"early\n" and reply.error is None
 
@@ -141,7 +141,7 @@ async def test_a_silent_command_shows_that_it_lives(system: Cluster) -> None:
     request = ExecRequest(op_id=ids.new(), shell="sleep 5")
     answer = await system.caller.call(uid, "exec", request)
     await asyncio.wait_for(answer.final, WAIT_S)
-    assert answer.kinds() == "kx"
+    assert set(answer.kinds()) == {"k", "x"}
 
 
 async def test_the_same_operation_never_runs_twice(system: Cluster) -> None:
@@ -176,9 +176,9 @@ async def test_another_request_under_the_same_operation_is_a_conflict(system: Cl
 
 async def test_a_command_cut_off_by_the_edges_death_is_not_run_again(system: Cluster) -> None:
     uid = await system.running()
-    request = ExecRequest(op_id=ids.new(), shell="count /ran; sleep 30")
+    request = ExecRequest(op_id=ids.new(), shell="count /ran; sleep 600")
     answer = await system.caller.call(uid, "exec", request)
-    await asyncio.sleep(0.4)
+    await system.caller.marked(uid)
     assert not answer.final.done()
     await system.edge.kill()
     await system.edge.start()
@@ -214,7 +214,7 @@ async def test_a_client_that_comes_back_gets_the_rest_of_a_stream(system: Cluste
 
 
 async def test_a_death_ends_commands_with_its_cause(system: Cluster) -> None:
-    uid = await system.running(options={"die_after_s": 0.6, "die_cause": "oom"})
+    uid = await system.running(options={"die_after_s": 3.0, "die_cause": "oom"})
     reply = await system.caller.exec(uid, ExecRequest(op_id=ids.new(), shell="hang"))
     assert reply.error is not None
     assert (reply.error.code, reply.error.cause) == ("sandbox_died", "oom")
@@ -224,9 +224,9 @@ async def test_a_death_ends_commands_with_its_cause(system: Cluster) -> None:
 async def test_stopping_ends_commands(system: Cluster) -> None:
     uid = await system.running()
     running = asyncio.ensure_future(
-        system.caller.exec(uid, ExecRequest(op_id=ids.new(), shell="hang"))
+        system.caller.exec(uid, ExecRequest(op_id=ids.new(), shell="count /ran; hang"))
     )
-    await asyncio.sleep(0.2)
+    await system.caller.marked(uid)
     await system.scheduler.op("stop", uid, cause="cancelled")
     reply = await asyncio.wait_for(running, WAIT_S)
     assert reply.error is not None
@@ -296,8 +296,9 @@ async def test_a_full_door_says_when_to_come_back(system: Cluster) -> None:
     assert (refused.error.code, refused.error.retryable) == ("unavailable", True)
     assert (await system.caller.exec(other, true)).exit_code == 0  # its own bound
     await system.caller.io(uid, hanging[0].op_id, "c")
-    await asyncio.sleep(0.3)
-    assert (await system.caller.exec(uid, true)).exit_code == 0
+    async with asyncio.timeout(WAIT_S):
+        while (await system.caller.exec(uid, true)).exit_code != 0:
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(

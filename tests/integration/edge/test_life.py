@@ -78,7 +78,7 @@ async def test_a_start_that_hangs_can_be_stopped(system: Cluster) -> None:
     await system.scheduler.start([uid], options={"start_hang": True})
     await system.scheduler.observed(uid, "starting")
     await system.scheduler.op("stop", uid)
-    await system.scheduler.observed(uid, "stopped", within_s=5)
+    await system.scheduler.observed(uid, "stopped")
     await system.scheduler.start([other])
     await system.scheduler.observed(other, "running")
     assert system.edge.sandboxes == {other}
@@ -86,9 +86,8 @@ async def test_a_start_that_hangs_can_be_stopped(system: Cluster) -> None:
 
 async def test_a_stop_that_hangs_disturbs_nobody_and_is_tried_again(system: Cluster) -> None:
     """(L27)"""
-    uid = await system.running(options={"stop_hang": 1})
+    uid, other = await system.running(options={"stop_hang": 4}), await system.running()
     await system.scheduler.op("stop", uid)
-    other = await system.running()
     reply = await system.caller.exec(other, ExecRequest(op_id=ids.new(), argv=["true"]))
     assert reply.exit_code == 0
     assert system.scheduler.seen(uid) == ["running"]  # nothing is called gone that is there
@@ -186,7 +185,7 @@ async def test_a_missing_layer_is_the_images_fault(system: Cluster) -> None:
     from schemas.sandbox import EdgeStart, LayerRef, ResolvedSpec, SandboxSpec, StartItem
 
     uid = ids.new()
-    item = StartItem(uid=uid, project="team", generation=1, spec=0, expires_at=time.time() + 30)
+    item = StartItem(uid=uid, project="team", generation=1, spec=0, expires_at=time.time() + 300)
     resolved = ResolvedSpec(
         spec=SandboxSpec(backend="fake"), layers=[LayerRef(digest="sha256-0000")]
     )
@@ -212,10 +211,10 @@ async def test_pause_resume_and_a_command_that_wakes(system: Cluster) -> None:
 
 
 async def test_idle_time_and_deadline_end_a_sandbox(system: Cluster) -> None:
-    idle = await system.running(ttl_running_stop=0.6)
-    dated = await system.running(deadline_s=1.0)
-    kept = await system.running(ttl_running_stop=0.6)
-    sleep = ExecRequest(op_id=ids.new(), shell="sleep 1.5")
+    idle = await system.running(ttl_running_stop=2.0)
+    dated = await system.running(deadline_s=2.5)
+    kept = await system.running(ttl_running_stop=2.0)
+    sleep = ExecRequest(op_id=ids.new(), shell="sleep 4")
     running = asyncio.ensure_future(system.caller.exec(kept, sleep))
     assert (await system.scheduler.observed(idle, "stopped")).cause == "idle_timeout"
     assert (await system.scheduler.observed(dated, "stopped")).cause == "deadline"
@@ -224,9 +223,9 @@ async def test_idle_time_and_deadline_end_a_sandbox(system: Cluster) -> None:
 
 
 async def test_set_timeout_changes_and_removes_limits(system: Cluster) -> None:
-    uid = await system.running(ttl_running_stop=1.0)
-    await system.scheduler.op("set_timeout", uid, ttl_running_stop=0.0, deadline_s=2.5)
-    await asyncio.sleep(1.4)
+    uid = await system.running(ttl_running_stop=3.0)
+    await system.scheduler.op("set_timeout", uid, ttl_running_stop=0.0, deadline_s=6.0)
+    await asyncio.sleep(3.4)
     info = await system.caller.info(uid, InfoRequest(op_id=ids.new()))
     assert info.state == "running"
     assert (await system.scheduler.observed(uid, "stopped")).cause == "deadline"

@@ -108,7 +108,8 @@ async def test_a_reader_that_confirms_nothing_is_sent_one_window(system: Cluster
         await system.caller.io(uid, op_id, "i", b"x" * CHUNK_BYTES)
         sent += CHUNK_BYTES
         await asyncio.sleep(0.05)
-    await asyncio.sleep(0.3)
+    await until(lambda: len(answer.data()) == CONNECT_WINDOW_BYTES)
+    await asyncio.sleep(0.3)  # one byte too many would come about now
     assert len(answer.data()) == CONNECT_WINDOW_BYTES
     await system.caller.io(uid, op_id, "w", str(CONNECT_WINDOW_BYTES).encode())
     await until(lambda: len(answer.data()) == sent)
@@ -160,10 +161,10 @@ async def test_connections_are_bounded_apart_from_commands(system: Cluster) -> N
 
 
 async def test_an_open_connection_is_use(system: Cluster) -> None:
-    uid = await system.running(ttl_running_stop=0.5)
+    uid = await system.running(ttl_running_stop=2.0)
     op_id, answer = await dialled(system, uid)
     await until(lambda: "r" in answer.kinds())
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(2.5)
     assert system.scheduler.seen(uid) == ["running"]
     await system.caller.io(uid, op_id, "f")
     assert (await final(answer)).error is None

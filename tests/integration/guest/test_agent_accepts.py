@@ -23,7 +23,7 @@ from tests.integration.guest.test_agent_ports import client, free_port, listenin
 __all__ = ["agent", "client"]  # fixtures
 
 MIB = 1 << 20
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

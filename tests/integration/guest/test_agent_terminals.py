@@ -80,7 +80,7 @@ def test_what_is_shown_keeps_to_its_credit_and_nothing_of_it_is_lost(agent: Path
     raw.sock.settimeout(0.3)
     with pytest.raises(TimeoutError):
         raw.next()
-    raw.sock.settimeout(10)
+    raw.sock.settimeout(60)
     raw.send(wire.frame(Msg.CREDIT, 1, b"\1" + struct.pack("<I", 1 << 20)))
     rest, result = end(raw)
     assert result.number(Tag.EXIT_CODE) == 5

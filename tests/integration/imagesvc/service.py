@@ -25,7 +25,7 @@ from services.imagesvc.settings import Settings
 from shared import ids
 from shared.bus import unwrap
 
-ANSWER_S = 30.0
+ANSWER_S = 60.0
 PROJECT = "team"
 
 
@@ -85,7 +85,7 @@ class Stack:
         return reply
 
     async def ask_subject(self, subject: str, message: Any, type_: Any) -> Any:
-        answer = await self.client.request(subject, encode(message), timeout=10)
+        answer = await self.client.request(subject, encode(message), timeout=60)
         return unwrap(answer.data, type_)
 
     async def question(self, verb: str, message: Any, type_: Any) -> Any:

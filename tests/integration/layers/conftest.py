@@ -23,7 +23,7 @@ from shared.blobs.opening import StoreSettings, open_store
 from tests.s3server import S3Server
 
 REPOSITORY = Path(__file__).parents[3]
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def eventually(condition: Callable[[], object], within_s: float = WAIT_S) -> None:
@@ -82,6 +82,7 @@ class Node:
         tree = self.folder / name
         tree.mkdir()
         for file, content in files.items():
+            (tree / file).parent.mkdir(parents=True, exist_ok=True)
             (tree / file).write_bytes(content)
         store = open_store(
             StoreSettings(**self.s3.settings(self.prefix)),  # type: ignore[arg-type]

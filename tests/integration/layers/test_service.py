@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.edge.layers.profiles import NAME as PROFILE
@@ -56,6 +57,31 @@ def test_only_what_is_read_is_fetched_and_once(node: Node) -> None:
     assert node.service.stats()["fetched_bytes"] == fetched
 
 
+def test_what_programs_begin_with_comes_before_it_is_read(node: Node) -> None:
+    """On a node that has nothing of the layer yet; the rest is still left to be asked for."""
+    content = files(15) | {"bin/sh": os.urandom(MIB)}
+    digest = node.put("a", content)
+    node.start()
+    node.layer(digest)
+    eventually(lambda: node.service.stats()["fetched_bytes"] >= MIB)
+    root = node.mount(digest)
+    assert reads(root / "bin/sh") == content["bin/sh"]
+    assert node.service.stats()["ahead"] == 0
+    assert MIB <= node.service.stats()["fetched_bytes"] <= MIB + 2 * 256 * 1024
+    assert reads(root / "f05") == content["f05"]
+
+
+def test_wrong_words_about_what_is_read_first_do_no_harm(node: Node) -> None:
+    content = files(4)
+    digest = node.put("a", content)
+    key = node.key(digest, "manifest.json")
+    manifest = msgspec.json.decode(node.s3.get(key))
+    node.s3.put(key, msgspec.json.encode(manifest | {"first": [10**9, -1, 3, 3, 15]}))
+    node.start()
+    root = node.mount(digest)
+    assert [reads(root / name) for name in content] == list(content.values())
+
+
 def test_a_damaged_chunk_is_an_error_told_and_all_else_goes_on(node: Node) -> None:
     """(I11) It is asked for twice, never handed on, and right as soon as the store is."""
     content = files(8)
@@ -75,8 +101,8 @@ def test_a_damaged_chunk_is_an_error_told_and_all_else_goes_on(node: Node) -> No
 
 @pytest.mark.parametrize("name", ["meta.erofs", "chunks.sha256", "manifest.json"])
 def test_damaged_metadata_is_refused_before_it_is_mounted(node: Node, name: str) -> None:
-    """(L25)"""
-    digest = node.put("a", files(1))
+    """(L25) Nor is anything kept of the data that came beside it."""
+    digest = node.put("a", files(1) | {"bin/sh": os.urandom(MIB)})
     node.change(digest, name, 20)
     node.start(layers_prepare_deadline_s=DEADLINE_S)
     with pytest.raises(Internal, match="damaged") as caught:
@@ -118,7 +144,7 @@ def test_a_store_that_fails_is_an_error_in_time_and_comes_back(node: Node, mode:
     with ThreadPoolExecutor(3) as pool:
         failing = list(pool.map(reads, [root / name for name in ("f01", "f02", "f03")]))
         assert failing == [errno.EIO] * 3
-    assert time.monotonic() - began < DEADLINE_S * 6
+    assert time.monotonic() - began < WAIT_S
     assert reads(root / "f00") == content["f00"]
     assert {fault.kind for fault in node.service.faults(0)} & {"unavailable", "deadline"}
     node.proxy.mode = "open"
@@ -249,9 +275,7 @@ def test_a_full_disk_slows_reading_down_and_stops_nothing(node: Node) -> None:
             for name, right in content.items():
                 assert reads(root / name) == right
                 forget_pages(root / name)
-        began = time.monotonic()
         assert 0 < node.service.stats()["cache_bytes"] < 6 * MIB
-        assert time.monotonic() - began < 5
     finally:
         node.unmount()
         node.stop_keeper()

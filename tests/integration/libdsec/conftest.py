@@ -31,10 +31,10 @@ async def client(peer: Peer) -> AsyncIterator[DSecClient]:
 
 @pytest.fixture
 async def sandbox(client: DSecClient) -> Sandbox:
-    return await client.create(FAKE, timeout=10)
+    return await client.create(FAKE, timeout=60)
 
 
-async def until(condition: Callable[[], object], *, within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], *, within_s: float = 60.0) -> None:
     """Waits for a condition; fails when it stays false."""
     end = time.monotonic() + within_s
     while not condition():

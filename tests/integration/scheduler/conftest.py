@@ -17,7 +17,7 @@ from services.scheduler.settings import Settings
 from shared.migrate import prepare, service_dsn
 from tests.integration.scheduler.world import SimEdge, Trainer, connect
 
-CLOSE_S = 20.0
+CLOSE_S = 60.0
 PASSWORD = "scheduler-test"
 
 
@@ -83,8 +83,8 @@ class World:
         self._parts.append(edge.stop)
         return edge
 
-    async def trainer(self, project: str = "lab") -> Trainer:
-        trainer = Trainer(self.ends, project)
+    async def trainer(self, project: str = "lab", *, hears: bool = True) -> Trainer:
+        trainer = Trainer(self.ends, project, hears=hears)
         await trainer.start()
         self._parts.append(trainer.stop)
         return trainer

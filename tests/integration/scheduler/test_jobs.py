@@ -31,7 +31,7 @@ async def ask(trainer: Trainer, verb: str, job: str, holder: str, **kw: Any) -> 
         project=trainer.project, principal="p", verb=verb, request=request, reply_to=inbox
     )  # type: ignore[arg-type]
     await trainer.nc.jetstream().publish(cmd("job", verb, trainer.project), encode(command))
-    message = await answers.next_msg(timeout=10)
+    message = await answers.next_msg(timeout=60)
     await answers.unsubscribe()
     if b'"error"' in message.data:
         return decode(message.data, ErrorReply).error
@@ -40,7 +40,7 @@ async def ask(trainer: Trainer, verb: str, job: str, holder: str, **kw: Any) -> 
 
 async def job_of(trainer: Trainer, job: str) -> JobInfo:
     query = JobQuery(job=job, project=trainer.project)
-    answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=5)
+    answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=30)
     (found,) = decode(answer.data, JobPage).jobs
     return found
 
@@ -79,7 +79,7 @@ async def test_a_holder_that_was_only_late_finds_its_commands_going_on(world: Wo
     edge = await world.edge("n1")
     trainer = await world.trainer()
     me = ids.new()
-    await ask(trainer, "open", "late", me, lease_s=1.5)
+    await ask(trainer, "open", "late", me, lease_s=5)
     mine = await trainer.create(4, job="late")
     await trainer.settled(mine)
     await trainer.operate("pause", [mine[0]])
@@ -98,12 +98,12 @@ async def test_renewals_keep_a_job_alive(world: World) -> None:
     edge = await world.edge("n1")
     trainer = await world.trainer()
     me = ids.new()
-    await ask(trainer, "open", "run", me, lease_s=3)
+    await ask(trainer, "open", "run", me, lease_s=4)
     uids = await trainer.create(2, job="run")
     await trainer.settled(uids)
-    end = time.monotonic() + 4.0
+    end = time.monotonic() + 5.0
     while time.monotonic() < end:
-        await ask(trainer, "renew", "run", me, lease_s=3)
+        await ask(trainer, "renew", "run", me, lease_s=4)
         await asyncio.sleep(0.2)
     assert [edge.live[u] for u in uids] == ["running"] * 2
 
@@ -154,7 +154,11 @@ async def test_a_lost_job_can_be_stopped_or_kept(world: World) -> None:
         lambda: [e for e in trainer.events if e.uid in ends and e.state == "stopped"]
     )
     assert {e.cause for e in events} == {"job_lost"}
-    assert (await job_of(trainer, "stays")).state == "lapsed"
+
+    async def lapsed() -> bool:
+        return (await job_of(trainer, "stays")).state == "lapsed"
+
+    await eventually(lapsed, what="the other one is lost too")
     assert edge.live[stays[0]] == "running"
 
 
@@ -206,12 +210,12 @@ async def test_an_outage_of_the_scheduler_loses_no_job(world: World) -> None:
     edge = await world.edge("n1")
     trainer = await world.trainer()
     me = ids.new()
-    await ask(trainer, "open", "run", me, lease_s=2)
+    await ask(trainer, "open", "run", me, lease_s=5)
     uids = await trainer.create(1, job="run")
     await trainer.settled(uids)
     world.forget(first)
     await first.close()
-    await asyncio.sleep(2.5)  # the lease ran out meanwhile
+    await asyncio.sleep(5.5)  # the lease ran out meanwhile
     await world.scheduler(**QUICK)
     await asyncio.sleep(1.0)
     renewed = await ask(trainer, "renew", "run", me, lease_s=60)
@@ -220,8 +224,8 @@ async def test_an_outage_of_the_scheduler_loses_no_job(world: World) -> None:
 
 
 async def test_two_schedulers_lose_a_job_once(world: World) -> None:
-    await world.scheduler(**QUICK)
-    await world.scheduler(**QUICK)
+    for _ in range(2):  # neither asks an edge again that is only slow
+        await world.scheduler(**QUICK, op_again_s=60.0)
     edge = await world.edge("n1")
     trainer = await world.trainer()
     await ask(trainer, "open", "run", ids.new(), lease_s=1)
@@ -256,7 +260,7 @@ async def test_jobs_are_listed_page_by_page_with_their_counts(world: World) -> N
     after = None
     while True:
         query = JobQuery(project="lab", after=after, limit=2)
-        answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=5)
+        answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=30)
         page = decode(answer.data, JobPage)
         found += page.jobs
         after = page.next

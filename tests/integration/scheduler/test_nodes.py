@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def fleet(trainer: Trainer) -> dict[str, str]:
-    answer = await trainer.nc.request(rpc("scheduler", "nodes"), encode(IamQuery()), timeout=5)
+    answer = await trainer.nc.request(rpc("scheduler", "nodes"), encode(IamQuery()), timeout=30)
     return {n.id: n.state for n in decode(answer.data, NodeList).nodes}
 
 
@@ -28,7 +28,7 @@ async def node_op(trainer: Trainer, verb: str, node: str) -> bytes:
     await trainer.nc.jetstream().publish(
         cmd("node", "op", node), body, headers={"Dsec-Reply": reply}
     )
-    return (await answers.next_msg(timeout=5)).data
+    return (await answers.next_msg(timeout=30)).data
 
 
 async def test_a_silent_node_loses_its_sandboxes(world: World) -> None:
@@ -41,7 +41,7 @@ async def test_a_silent_node_loses_its_sandboxes(world: World) -> None:
     assert 0 < len(on_gone) < 20
     gone.beating = gone.taking = False
     await eventually(
-        lambda: all(trainer.states_told(u) == ["running", "lost"] for u in on_gone), within_s=15
+        lambda: all(trainer.states_told(u) == ["running", "lost"] for u in on_gone)
     )
     for event in trainer.events:
         if event.state == "lost":
@@ -52,7 +52,7 @@ async def test_a_silent_node_loses_its_sandboxes(world: World) -> None:
     assert {r.node for r in await trainer.settled(more)} == {"here"}
     # it comes back with sandboxes that everyone has given up: they are stopped
     gone.beating = gone.taking = True
-    await eventually(lambda: not gone.live, within_s=15)
+    await eventually(lambda: not gone.live)
     assert set(here.live) >= set(more)
     await eventually(lambda: _ready(trainer, "gone"))
 
@@ -104,7 +104,7 @@ async def test_heartbeats_and_joins_under_a_foreign_name_are_refused(world: Worl
     edge = await world.edge("n1")
     trainer = await world.trainer()
     request = JoinRequest(node="n2", epoch="e", capacity=Resources())
-    answer = await edge.nc.request(join("n1"), encode(request), timeout=5)
+    answer = await edge.nc.request(join("n1"), encode(request), timeout=30)
     assert decode(answer.data, ErrorReply).error.code == "forbidden"
     impostor = SimEdge(world.ends, "n9")
     impostor.nc = edge.nc
@@ -209,11 +209,11 @@ async def test_a_cordoned_node_keeps_what_it_has(world: World) -> None:
 
 
 async def test_a_node_that_admits_nothing_gets_nothing(world: World) -> None:
-    await world.scheduler()
+    app = await world.scheduler()
     await world.edge("full", admitting=False)
     await world.edge("open")
     trainer = await world.trainer()
-    await asyncio.sleep(0.5)
+    await eventually(lambda: {v.id for v in app.fleet.views() if not v.away} == {"open"})
     uids = await trainer.create(10)
     assert {r.node for r in await trainer.settled(uids)} == {"open"}
 
@@ -247,7 +247,7 @@ async def test_a_stop_on_a_frozen_node_is_answered_and_carried_out_when_it_wakes
     placed = {r.uid: r.node for r in await trainer.settled(uids)}
     assert set(placed.values()) == {"n1", "n2"}
     frozen.beating = frozen.taking = False
-    await asyncio.sleep(0.6)  # what it fetches is over
+    await asyncio.sleep(2.0)  # what it fetches is over
     for _ in range(2):  # asked again, it says the same
         results = await trainer.operate("stop", uids)
         for uid, result in results.items():

@@ -58,7 +58,7 @@ async def test_a_stop_that_overtakes_its_create_wins(world: World) -> None:
 
 
 async def test_a_repeated_create_is_answered_with_the_present_state(world: World) -> None:
-    await world.scheduler()
+    await world.scheduler(start_again_s=60)
     edge = await world.edge("n1")
     trainer = await world.trainer()
     command = trainer.command(3)
@@ -92,7 +92,7 @@ async def test_a_uid_of_another_project_is_a_conflict(world: World) -> None:
 )
 async def test_stop_works_in_every_state(world: World, state: str) -> None:
     """(L06)"""
-    await world.scheduler(op_again_s=30, start_again_s=30)
+    await world.scheduler(op_again_s=60, start_again_s=60)
     edge = await world.edge("n1")
     trainer = await world.trainer()
     edge.on_start = lambda _: {"placed": [], "starting": ["starting"]}.get(state, ["running"])

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 async def page(trainer: Trainer, **query: object) -> SandboxPage:
     body = encode(SandboxQuery(**query))  # type: ignore[arg-type]
-    answer = await trainer.nc.request(rpc("scheduler", "sandboxes"), body, timeout=5)
+    answer = await trainer.nc.request(rpc("scheduler", "sandboxes"), body, timeout=30)
     return decode(answer.data, SandboxPage)
 
 
@@ -51,7 +51,7 @@ async def test_a_database_that_restarts_loses_no_create(world: World) -> None:
     second = await trainer.create(5)
     await asyncio.sleep(0.5)
     await world.infra.restart("postgres")
-    results = await trainer.settled(first + second, within_s=30)
+    results = await trainer.settled(first + second)
     assert {r.state for r in results} == {"running"}
 
 
@@ -77,10 +77,10 @@ async def test_a_bus_that_lost_its_store_is_set_up_again(world: World) -> None:
             return False
         return names == {s.name for s in STREAMS}
 
-    await eventually(declared, within_s=10)
-    results = await trainer.settled(under_way, within_s=20)  # starts were sent again
+    await eventually(declared)
+    results = await trainer.settled(under_way)  # starts were sent again
     assert {r.state for r in results} == {"running"}
-    results = await trainer.settled(await trainer.create(3), within_s=20)
+    results = await trainer.settled(await trainer.create(3))
     assert {r.state for r in results} == {"running"}
     assert (await trainer.operate("stop", kept))[kept[0]].state == "stopped"
 
@@ -147,7 +147,7 @@ class ImageService:
 async def test_images_are_resolved_once_a_burst_and_errors_are_theirs_alone(
     world: World,
 ) -> None:
-    await world.scheduler()
+    await world.scheduler(resolve_s=30.0)
     await world.edge("n1")
     trainer = await world.trainer()
     images = ImageService()
@@ -269,7 +269,7 @@ LAYERS = ["sha256:py"]
 
 async def used(trainer: Trainer) -> list[str]:
     query = encode(LayerUseQuery(digests=[*LAYERS, "sha256:other"]))
-    answer = await trainer.nc.request(rpc("scheduler", "layers"), query, timeout=5)
+    answer = await trainer.nc.request(rpc("scheduler", "layers"), query, timeout=30)
     return sorted(decode(answer.data, LayerUse).used)
 
 
@@ -289,5 +289,5 @@ async def test_layers_are_needed_while_a_sandbox_of_theirs_may_live(world: World
     second = await trainer.create(1, container_image="py")
     await trainer.settled(second)
     edge.beating = edge.taking = False
-    await eventually(lambda: trainer.states_told(second[0])[-1] == "lost", within_s=15)
+    await eventually(lambda: trainer.states_told(second[0])[-1] == "lost")
     assert await used(trainer) == LAYERS

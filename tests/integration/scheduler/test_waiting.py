@@ -45,7 +45,7 @@ def refused(result: ItemResult) -> WireError:
 
 
 async def test_a_create_waits_for_a_node_that_is_busy_for_a_moment(world: World) -> None:
-    await world.scheduler()
+    await world.scheduler(start_again_s=60)
     trainer = await world.trainer()
     edge = await busy_edge(world, "n1")
     command = trainer.command()
@@ -164,7 +164,7 @@ async def test_the_queue_is_bounded_and_survives_its_scheduler(world: World) -> 
 
 
 async def test_an_edge_that_refuses_for_a_moment_is_asked_again(world: World) -> None:
-    await world.scheduler()
+    await world.scheduler(start_again_s=60)
     trainer = await world.trainer()
     edge = await world.edge("n1")
     edge.on_start = lambda _: []

@@ -46,7 +46,7 @@ FAKE = BackendStatus(
 
 
 async def eventually(
-    check: Callable[[], Awaitable[Any] | Any], *, within_s: float = 10.0, what: str = ""
+    check: Callable[[], Awaitable[Any] | Any], *, within_s: float = 60.0, what: str = ""
 ) -> Any:
     """Waits until ``check`` is true; returns what it returned."""
     end = time.monotonic() + within_s
@@ -93,6 +93,7 @@ class SimEdge:
         self.refused_for_room = 0
         self.beating = True
         self.taking = True
+        self.ended = False
         self.on_start: Callable[[StartItem], list[str]] = lambda _: ["starting", "running"]
         self.on_op: Callable[[str, EdgeOpItem], list[str]] = self._obey
         self._tasks: list[asyncio.Task[None]] = []
@@ -112,19 +113,20 @@ class SimEdge:
             capacity=self.capacity,
             live=sorted(self.live) if live is None else live,
         )
-        answer = await self.nc.request(join(self.node), encode(request), timeout=5)
+        answer = await self.nc.request(join(self.node), encode(request), timeout=30)
         reply = decode(answer.data, JoinReply)
         self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._take())]
         return reply
 
     async def stop(self) -> None:
+        self.ended = True  # a cancel may be lost in a wait that ends in the same moment
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.nc.close()
 
     async def _beat(self) -> None:
-        while True:
+        while not self.ended:
             if self.beating:
                 self._seq += 1
                 beat = Heartbeat(
@@ -142,7 +144,7 @@ class SimEdge:
             await asyncio.sleep(BEAT_S)
 
     async def _take(self) -> None:
-        while True:
+        while not self.ended:
             with contextlib.suppress(Exception):
                 js = self.nc.jetstream()
                 durable = EDGE_DURABLE.name.format(node=self.node)
@@ -151,7 +153,7 @@ class SimEdge:
             await asyncio.sleep(0.2)
 
     async def _take_from(self, sub: Any) -> None:
-        while True:
+        while not self.ended:
             if not self.taking:
                 await asyncio.sleep(0.05)
                 continue
@@ -216,9 +218,11 @@ class Trainer:
     """auth and a client in one: publishes admitted commands, collects answers and
     events."""
 
-    def __init__(self, ends: Endpoints, project: str = "lab") -> None:
+    def __init__(self, ends: Endpoints, project: str = "lab", *, hears: bool = True) -> None:
         self.ends = ends
         self.project = project
+        self.hears = hears
+        """Whether it listens to events."""
         self.results: dict[str, ItemResult] = {}
         self.answers = 0
         self.op_replies: dict[str, OpReply] = {}
@@ -231,7 +235,8 @@ class Trainer:
         self.inbox = self.nc.new_inbox()
         await self.nc.subscribe(f"{self.inbox}.create", cb=self._created)
         await self.nc.subscribe(f"{self.inbox}.op", cb=self._operated)
-        await self.nc.subscribe(f"dsec.evt.v1.sandbox.{self.project}.>", cb=self._event)
+        if self.hears:
+            await self.nc.subscribe(f"dsec.evt.v1.sandbox.{self.project}.>", cb=self._event)
         await self.nc.flush()
 
     async def stop(self) -> None:
@@ -282,7 +287,7 @@ class Trainer:
     async def create(self, count: int = 1, **kw: Any) -> list[str]:
         return await self.send(self.command(count, **kw))
 
-    async def settled(self, uids: list[str], within_s: float = 15.0) -> list[ItemResult]:
+    async def settled(self, uids: list[str], within_s: float = 60.0) -> list[ItemResult]:
         await eventually(
             lambda: all(u in self.results for u in uids), within_s=within_s, what="replies"
         )
@@ -305,7 +310,7 @@ class Trainer:
     async def operate(self, verb: str, uids: list[str], **kw: Any) -> dict[str, ItemResult]:
         request_id = await self.op(verb, uids, **kw)
         reply = await eventually(
-            lambda: self.op_replies.get(request_id), within_s=15, what=f"{verb} reply"
+            lambda: self.op_replies.get(request_id), what=f"{verb} reply"
         )
         return {r.uid: r for r in reply.results}
 

@@ -21,7 +21,7 @@ from shared.bus import Bus
 from shared.topology import declare
 from tests.integration.conftest import Stack
 
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 RESPONSES = """
 [[response]]
 rule = "extent_swap_ioctl"

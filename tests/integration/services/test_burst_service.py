@@ -32,7 +32,7 @@ from tests.integration.conftest import Stack
 
 pytestmark = pytest.mark.integration
 
-SETTLE_S = 15.0
+SETTLE_S = 60.0
 CAPACITY = Resources(cores=100, memory_mb=100_000, sandboxes=1_000)
 
 

@@ -53,7 +53,7 @@ class Recorder:
                 raise error
         self.seen += bodies
 
-    async def until(self, count: int, within_s: float = 20.0) -> None:
+    async def until(self, count: int, within_s: float = 60.0) -> None:
         """Returns when ``count`` different messages were handled."""
         async with asyncio.timeout(within_s):
             while len(set(self.seen)) < count:
@@ -66,7 +66,7 @@ async def unacknowledged(bus: Bus, durable: Durable) -> int:
     return (info.num_ack_pending or 0) + (info.num_pending or 0)
 
 
-async def settled(bus: Bus, durable: Durable, within_s: float = 10.0) -> None:
+async def settled(bus: Bus, durable: Durable, within_s: float = 60.0) -> None:
     """Returns when the durable holds nothing more."""
     async with asyncio.timeout(within_s):
         while await unacknowledged(bus, durable):

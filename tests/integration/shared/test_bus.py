@@ -78,7 +78,7 @@ async def test_a_bad_body_is_answered_with_what_is_wrong(
     from shared.bus import unwrap
 
     await answering(bus, "q.double", double)
-    reply = await bus.client.request("q.double", body, timeout=5)
+    reply = await bus.client.request("q.double", body, timeout=60)
     with pytest.raises(error) as caught:
         unwrap(reply.data, Question)
     assert getattr(caught.value, "field", None) == field
@@ -153,7 +153,7 @@ async def test_storing_recovers_after_more_losses_than_may_be_in_flight(own_stac
         await own_stack.do(own_stack.infra.kill("nats"))
         await asyncio.gather(storing, return_exceptions=True)
         await own_stack.do(own_stack.infra.restart("nats"))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while not bus.client.is_connected:
                 await asyncio.sleep(0.05)
     await bus.store(many)
@@ -185,12 +185,12 @@ async def test_a_service_starts_without_a_bus_says_so_and_recovers_by_itself(
             assert (good, "not connected" in report) == (False, True)
             with pytest.raises(Unavailable):
                 await bus.store([Outgoing("x", b"")])
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 60, "never a hang"
         await own_stack.do(own_stack.infra.restart("nats"))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while not (await ask(port))[0]:
                 await asyncio.sleep(0.05)
-        await asyncio.wait_for(starting, 5)
+        await asyncio.wait_for(starting, 60)
         assert (await bus.request("q.alive", Question(number=4), Question)).number == 8
     await health.close()
     await bus.close()
@@ -232,7 +232,7 @@ async def test_a_start_that_waits_for_the_bus_still_ends_when_told(own_stack: St
     await own_stack.do(own_stack.infra.kill("nats"))
     bus, stop = Bus(own_stack.settings(), "test"), asyncio.Event()
     asyncio.get_running_loop().call_later(0.3, stop.set)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert not await unless_stopped(stop, bus.start())
         await bus.close()
 
@@ -247,7 +247,7 @@ async def test_a_refused_log_in_while_reconnecting_is_tried_again(own_stack: Sta
     await asyncio.sleep(3.5)
     assert not bus.client.is_connected
     bus.client.options["password"] = right
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not bus.client.is_connected:
             await asyncio.sleep(0.05)
     assert not bus.closed.is_set()

@@ -90,7 +90,7 @@ async def test_streams_that_are_gone_are_made_again(own_stack: Stack) -> None:
     await own_stack.do(own_stack.infra.kill("nats"))
     shutil.rmtree(own_stack.infra.state_dir / "jetstream")
     await own_stack.do(own_stack.infra.restart("nats"))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not bus.client.is_connected:
             await asyncio.sleep(0.05)
     with pytest.raises(Unavailable):
@@ -120,7 +120,7 @@ async def test_stored_messages_survive_a_killed_server(own_stack: Stack) -> None
     await bus.store([Outgoing(f"dsec.cmd.v1.sandbox.op.k{i}", b"{}") for i in range(100)])
     await own_stack.do(own_stack.infra.kill("nats"))
     await own_stack.do(own_stack.infra.restart("nats"))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not bus.client.is_connected:
             await asyncio.sleep(0.05)
     assert (await bus.js.stream_info("DSEC_CMD")).state.messages == 100

@@ -15,6 +15,7 @@
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -115,6 +116,14 @@ static long raw(void)
     return fd < 0 ? fd : sendto(fd, "\x08\0\xf7\xff\0\0\0\0", 8, 0, (void *)&s, n);
 }
 
+static long called(void)
+{
+    struct sockaddr_un s = {.sun_family = AF_UNIX};
+    snprintf(s.sun_path, sizeof s.sun_path, "%s", address);
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    return connect(fd, (void *)&s, sizeof s);
+}
+
 /* Many connections, as a scan of ports or a loop that does not give up: `port` times. */
 static long flood(int scan)
 {
@@ -163,6 +172,7 @@ static long attempt(const char *what)
     if (!strcmp(what, "swapext-high")) return ioctl_on((1ul << 32) | SWAPEXT);
     if (!strcmp(what, "ioctl-plain")) return ioctl_on(0x5401);
     if (!strcmp(what, "fork")) return forked();
+    if (!strcmp(what, "unix")) return called();
     if (!strcmp(what, "tcp")) return stream(0, 0);
     if (!strcmp(what, "mapped")) return stream(1, 0);
     if (!strcmp(what, "mptcp")) return stream(0, 262);

@@ -17,7 +17,7 @@ from tests.integration.container.harness import ContainerHarness, container_harn
 from tests.integration.container.images import pack
 from tests.security.redteam.world import SERVICES, World, made_world
 
-TOLD_S = 5.0
+TOLD_S = 60.0
 
 
 class Field:
@@ -43,12 +43,12 @@ class Field:
 
     async def sh(self, handle: Handle, text: str, stdin: bytes = b"") -> str:
         """What a command says, without its last line end."""
-        ran = await run(self.driver, handle, text, timeout_s=30)
+        ran = await run(self.driver, handle, text, timeout_s=120)
         return (ran.stdout + ran.stderr).decode(errors="replace").strip()
 
     async def attempt(self, handle: Handle, *argv: str) -> str:
         """The error of an attempt, or "ok"."""
-        ran = await run(self.driver, handle, ["/attempt", *argv], timeout_s=30)
+        ran = await run(self.driver, handle, ["/attempt", *argv], timeout_s=120)
         return ran.stdout.decode().strip() or ran.stderr.decode()
 
     def of(self, handle: Handle, source: str | None = None) -> list[Violation]:
@@ -74,13 +74,15 @@ async def field(tmp_path_factory: object) -> AsyncIterator[Field]:
     tree = folder / "tools"
     tree.mkdir()
     compile_attempt(tree)
-    for name in ("opt/tests", "opt/answers"):
+    for name in ("opt/tests", "opt/answers", "usr/local/bin"):
         (tree / name).mkdir(parents=True)
     (tree / "opt/tests/test_it.py").write_text("the test\n")
     (tree / "opt/answers/answer.txt").write_text("42\n")
     (tree / "opt/grader").write_text("#!/bin/sh\necho graded\n")
-    (tree / "opt/grader").chmod(0o755)
-    async with made_world() as world:
+    (tree / "usr/local/bin/pytest").write_text("#!/bin/sh\necho tested\n")
+    for program in ("opt/grader", "usr/local/bin/pytest"):
+        (tree / program).chmod(0o755)
+    async with made_world(folder) as world:
         options = {
             "uplink": str(world.uplink), "resolvers": f"{world.resolver}@53", "services": SERVICES,
         }  # fmt: skip

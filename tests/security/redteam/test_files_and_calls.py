@@ -9,8 +9,9 @@ import pytest
 from services.edge.drivers.base import Handle
 from shared.errors import InvalidRequest, PolicyDenied, Unsupported
 from shared.policies.model import DENIABLE
-from tests.conformance.harness import run
+from tests.conformance.harness import HANG_S, run
 from tests.security.redteam.conftest import Field
+from tests.security.redteam.test_findings import found
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.docker]
 
@@ -209,14 +210,14 @@ async def test_a_session_takes_another_policy(field: Field, sandboxes: list[Hand
     sandboxes.append(handle)
 
     async def attempt(text: str = "/attempt traceme; sleep 0.2") -> tuple[str, bool]:
-        ran = await run(field.driver, handle, text, session="s", timeout_s=20)
+        ran = await run(field.driver, handle, text, session="s", timeout_s=HANG_S)
         return ran.stdout.decode().strip(), ran.outcome.session_fresh
 
     stricter = field.spec({"processes": {"deny": ["ptrace"]}}, uid=spec.uid)
     assert await attempt() == ("ok", True)
     assert await attempt() == ("ok", False)
-    running = asyncio.ensure_future(attempt("sleep 1; /attempt traceme"))
-    await asyncio.sleep(0.3)
+    running = asyncio.ensure_future(attempt(": >/tmp/begun; sleep 1; /attempt traceme"))
+    await field.sh(handle, "until [ -e /tmp/begun ]; do sleep 0.02; done")
     handle = await field.driver.set_policy(handle, stricter)
     waiting = asyncio.gather(attempt(), attempt())
     assert await running == ("ok", False)  # what runs keeps what it has
@@ -225,3 +226,29 @@ async def test_a_session_takes_another_policy(field: Field, sandboxes: list[Hand
     assert await attempt() == ("EPERM", False)
     handle = await field.driver.set_policy(handle, spec)
     assert await attempt() == ("ok", True)
+
+
+async def test_exploits_meant_for_another_machine_meet_a_wall_and_are_found(
+    field: Field, sandboxes: list[Handle]
+) -> None:
+    """Commands of an exploit that ran in the agent's own container instead of its target."""
+    handle = await field.start({"preset": "locked"})
+    sandboxes.append(handle)
+    for attempts in CALLS.values():
+        for what in attempts:
+            assert await field.attempt(handle, what, "198.51.100.20") == "EPERM", what
+    ways = (
+        "echo c >/proc/sysrq-trigger",
+        "mknod /tmp/mem c 1 1 && cat /tmp/mem", "mknod /tmp/d b 8 0 && cat /tmp/d",
+        "insmod /tmp/exploit.ko", "echo '|/tmp/x' >/proc/sys/kernel/core_pattern",
+        "echo 1 >/proc/sys/kernel/panic", "reboot -f", "echo x >/sys/kernel/uevent_helper",
+        "nsenter -t 1 -m true", "chroot /proc/1/root true", "kill -9 1; kill -0 1 && false",
+    )  # fmt: skip
+    for way in ways:
+        said = await field.sh(handle, f"({way}) >/dev/null 2>&1 || echo refused")
+        assert said == "refused", way
+    assert await field.sh(handle, "echo lives") == "lives"
+    told = await field.when_told(handle, "seccomp", 6)
+    assert {"processes.io_uring", "processes.fs_ioctl"} <= {v.rule for v in told}
+    findings = found(field, handle)
+    assert findings.keys() == {"privilege_attempt", "extent_swap_ioctl"}

@@ -15,6 +15,7 @@ from services.audit.records import from_violation
 from services.audit.settings import Settings
 from services.edge.drivers.base import Handle
 from shared.policies.model import DENIABLE
+from tests.conformance.harness import until
 from tests.security.redteam.conftest import Field
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.docker]
@@ -39,7 +40,7 @@ async def test_a_scan_is_found_with_its_count(field: Field, sandboxes: list[Hand
     sandboxes.append(handle)
     assert await field.attempt(handle, "scan", BAD, "3000") == "3000 ok"
     await field.when_told(handle, "bpf_net", 3000)
-    await asyncio.sleep(1.5)
+    await until(lambda: "port_scan" in found(field, handle))
     findings = found(field, handle)
     assert {"port_scan", "egress_attempt"} <= findings.keys() <= {
         "port_scan", "egress_attempt", "events_lost",

@@ -22,6 +22,7 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 
+from services.edge.egress.certificates import Authority
 from services.edge.egress.namespaces import within
 
 RESOLVER = "198.51.100.53"
@@ -31,14 +32,17 @@ HOSTS = {
     "inner.test": ["10.9.0.10"], "rebind.good.test": ["127.0.0.1", "10.9.0.10"],
     "own.good.test": ["198.51.100.1"], "six.good.test": ["2001:db8::10"],
     "mirror.test": ["198.51.100.12"], "slow.good.test": ["198.51.100.10"],
+    "api.test": ["198.51.100.13"],
 }  # fmt: skip
 SERVICES = "pypi=mirror.test;npm=bad.test"
 ADDRESSES = (
-    "198.51.100.10/24", "198.51.100.11/24", "198.51.100.12/24", "198.51.100.20/24",
+    "198.51.100.10/24", "198.51.100.11/24", "198.51.100.12/24", "198.51.100.13/24",
+    "198.51.100.20/24",
     f"{RESOLVER}/24", "10.9.0.10/24", "2001:db8::10/64",
 )  # fmt: skip
 UPLINK_ADDRESSES = ("198.51.100.1/24", "10.9.0.1/24", "2001:db8::1/64")
 PORTS = (80, 443, 853, 8080)
+API, API_PORT, API_TLS_PORT = "api.test", 8081, 8443
 
 
 def ip(*arguments: str) -> None:
@@ -48,7 +52,8 @@ def ip(*arguments: str) -> None:
 @dataclass
 class World:
     """``reached``: connections that came, as (address, port). ``asked``: names of which
-    the resolver was asked. A name's answer rotates through ``rotating``."""
+    the resolver was asked. A name's answer rotates through ``rotating``.
+    ``heads``: requests that came to the host ``api.test``, whose authority is in ``roots``."""
 
     uplink: Path
     outside: Path
@@ -57,6 +62,17 @@ class World:
     asked: list[str] = field(default_factory=list)
     rotating: dict[str, list[str]] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)
+    heads: list[str] = field(default_factory=list)
+    roots: Path = Path("/nonexistent")
+
+    async def api(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Takes requests without bodies and says nothing of what it got."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes")
+                await writer.drain()
+        writer.close()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Says where it is, then gives back all it gets; ends when the other end does."""
@@ -122,11 +138,12 @@ def _resolver() -> socket.socket:
 
 
 @asynccontextmanager
-async def made_world() -> AsyncIterator[World]:
-    """A world; it is gone afterwards."""
+async def made_world(folder: Path) -> AsyncIterator[World]:
+    """A world with its files in ``folder``; it is gone afterwards."""
     name = "dsec-t" + secrets.token_hex(3)
     up, out = f"{name}-up", f"{name}-out"
     world = World(Path("/var/run/netns", up), Path("/var/run/netns", out))
+    world.roots = folder / "roots.pem"
     try:
         _wire(up, out)
         async with contextlib.AsyncExitStack() as stack:
@@ -137,6 +154,7 @@ async def made_world() -> AsyncIterator[World]:
                     )
                     server = await asyncio.start_server(world.serve, sock=sock)
                     stack.callback(server.close)
+            await _serve_api(world, stack, folder)
             loop = asyncio.get_running_loop()
             transport, _ = await loop.create_datagram_endpoint(
                 lambda: _Resolver(world), sock=within(world.outside, _resolver)
@@ -145,6 +163,17 @@ async def made_world() -> AsyncIterator[World]:
             yield world
     finally:
         _unwire(up, out)
+
+
+async def _serve_api(world: World, stack: contextlib.AsyncExitStack, folder: Path) -> None:
+    authority = Authority(folder / "world.pem")
+    world.roots.write_bytes(authority.pem)
+    for port, context in ((API_PORT, None), (API_TLS_PORT, authority.inside(API))):
+        sock = within(
+            world.outside, lambda p=port: _listener(socket.AF_INET, "0.0.0.0", p)  # type: ignore[misc]
+        )
+        server = await asyncio.start_server(world.api, sock=sock, ssl=context)
+        stack.callback(server.close)
 
 
 def _unwire(*names: str) -> None:

@@ -59,6 +59,6 @@ async def test_an_answer_that_comes_while_it_is_still_sent_is_heard(
         request=ExecRequest(op_id="op", argv=["true"]), reply_type=ExecReply, verdict=alive,
     )  # fmt: skip
     await operation.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while operations.asked <= operations.deaf:
             await asyncio.sleep(0.001)

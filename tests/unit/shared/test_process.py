@@ -29,7 +29,7 @@ def run(body: str, *, kill_after_s: float | None = None, **env: str) -> tuple[in
         time.sleep(kill_after_s)
         process.send_signal(signal.SIGTERM)
     began = time.monotonic()
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     return process.returncode, err, time.monotonic() - began
 
 
@@ -60,7 +60,7 @@ process.run("test", config, main)
     )
     assert code == 0
     assert "did not end in 0.5 s" in err
-    assert took_s < 10
+    assert took_s < 60
 
 
 def test_a_typed_error_is_one_line() -> None:
@@ -107,4 +107,4 @@ process.run("test", config, main)
         kill_after_s=0.1,
     )
     assert (code, "left behind at the end: stubborn" in err) == (0, True)
-    assert took_s < 20
+    assert took_s < 60

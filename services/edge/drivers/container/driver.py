@@ -200,7 +200,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
             await self.shells.thread(lambda: folders.note(folder, data))
             above = [self._capturing.folder(id) for id in spec.captures]
             root = Root(spec.layers, Upper(folder), above)
-            names = [spec.hostname, *self._enforcing.guards(plan)]
+            guards = await self.shells.thread(lambda: self._enforcing.guards(spec.uid, plan))
+            names = [spec.hostname, *guards]
             enforced = await self.shells.attach(warm, root, limits(spec), names)
             await warm.agent.list()  # the agent answers in the root it now has
             target = target_of(spec, data, agent=warm.agent, groups=warm.groups)

@@ -12,27 +12,34 @@ import asyncio
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from schemas.audit import Violation
-from services.edge.agent import wire
+from schemas.secret import GivenSecret
+from services.edge import profiles
+from services.edge.agent import files, wire
 from services.edge.agent.asking import Asking, Denied, Room
 from services.edge.agent.client import AgentClient
 from services.edge.agent.wire import Tag
 from services.edge.cgroups import Groups
-from services.edge.drivers.base import Feature, StartSpec
+from services.edge.drivers.base import TRUST_PATH, Feature, Secret, StartSpec
+from services.edge.drivers.container.confining import Confining, probed
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
 from services.edge.egress.resolver import servers_of
 from services.edge.policy import seccomp
 from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
+from services.edge.policy.watched import watched
+from services.edge.sensors import decoys
+from services.edge.sensors.watching import Sensors
 from services.edge.violations import TURN_S, Repeats
-from shared.errors import Conflict, DsecError, SandboxDied, Unsupported
+from shared.errors import Conflict, SandboxDied, Unavailable, Unsupported
 from shared.policies import Policy
 
 log = logging.getLogger(__name__)
@@ -67,6 +74,7 @@ class Target:
     container: str
     pid: int
     groups: Groups
+    secrets: Sequence[Secret] = ()
 
 
 def target_of(
@@ -74,7 +82,8 @@ def target_of(
 ) -> Target:
     """``data`` is what its handle keeps."""
     return Target(
-        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups
+        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups,
+        spec.secrets,
     )  # fmt: skip
 
 
@@ -91,8 +100,13 @@ class Enforcing:
             program=settings.egress, uplink=Path(settings.uplink) if settings.uplink else None,
             servers=servers_of(settings.resolvers),
             services={**PUBLIC, **parse_services(settings.services)},
-            tell=self._tell,
+            tell=self._tell, authority=settings.authority,
+            roots=Path(settings.roots) if settings.roots else None,
         )  # fmt: skip
+        self._folders = settings.sandboxes_dir
+        self._sensors = Sensors(self._tell)
+        self._confining = Confining(settings.files, self._tell)
+        self.vault: Vault = _no_vault
 
     def _tell(self, found: Violation) -> None:
         now = self._repeats.add(found)
@@ -108,19 +122,16 @@ class Enforcing:
 
     def features(self) -> dict[str, Feature]:
         """What the probe found. Blocking."""
+        network = probed(self._egress.probe)
         return {
-            "network_allow": self._network(),
+            "network_allow": network,
+            "secrets": Feature(network.supported, network.reason),
             "policy_files": Feature(True, "mounts"),
             "policy_calls": self._calls(),
             "policy_limits": Feature(True, "rlimit"),
-            "policy_apparmor": Feature(False, _apparmor()),
+            "sensors": probed(self._sensors.probe),
+            **self._confining.features(),
         }
-
-    def _network(self) -> Feature:
-        try:
-            return Feature(True, self._egress.probe())
-        except DsecError as err:
-            return Feature(False, err.message)
 
     def _calls(self) -> Feature:
         if self._machine not in seccomp.NUMBERS:
@@ -139,9 +150,10 @@ class Enforcing:
             self._egress.check(spec.policy)
         return made
 
-    def guards(self, plan: Plan) -> list[str]:
-        """What the attaching helper lays over paths."""
-        return [
+    def guards(self, uid: str, plan: Plan) -> list[str]:
+        """What the attaching helper lays over paths. Blocking."""
+        decoy = [f"d{decoys.make(self._folders / uid)}"] if plan.watches else []
+        return decoy + [
             (LETTERS[m.kind].upper() if m.optional else LETTERS[m.kind]) + m.path
             for m in plan.mounts
         ]
@@ -152,6 +164,9 @@ class Enforcing:
         held = self._held[target.uid] = _Held(target.uid, target.project, plan)
         try:
             await self._process(target, held)
+            await self._watch(target, plan, anew=recovers)
+            if target.secrets and not recovers:
+                await self._trust(target.agent)
             if plan.opens:
                 if recovers:
                     await self._open_again(target, held)
@@ -160,6 +175,14 @@ class Enforcing:
         except BaseException:
             self.end(target.uid)
             raise
+
+    async def _trust(self, agent: AgentClient) -> None:
+        bundle = await asyncio.to_thread(self._egress.trust)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield bundle
+
+        await files.write(agent, TRUST_PATH, chunks(), user="root", mode=0o444)
 
     async def change(self, target: Target, plan: Plan) -> None:
         """Puts another plan into force. Raises ``Unsupported`` for what a running sandbox
@@ -179,6 +202,7 @@ class Enforcing:
     async def _replace(self, target: Target, held: _Held, plan: Plan) -> None:
         held.plan = plan
         await self._process(target, held)
+        await self._watch(target, plan, anew=True)
         if not plan.opens:
             self._egress.shut(target.uid)
         elif self._egress.has(target.uid):
@@ -196,11 +220,21 @@ class Enforcing:
             text = f"half a policy is in force, and the old one cannot be: {err}"
             raise SandboxDied(text, cause="internal") from err
 
+    async def _watch(self, target: Target, plan: Plan, *, anew: bool) -> None:
+        if not plan.watches:
+            self._sensors.end(target.uid)
+            return
+        await self._sensors.begin(
+            target.uid, target.project, pid=target.pid, folder=self._folders / target.uid,
+            what=watched(plan.policy), stage=plan.policy.stage, anew=anew,
+        )  # fmt: skip
+
     async def _open(self, target: Target, policy: Policy) -> None:
         group = Path(target.groups.v2 or "").parent
         await self._egress.open(
             target.uid, target.project, pid=target.pid, container=target.container,
-            group=group, policy=policy,
+            group=group, policy=policy, secrets=target.secrets,
+            values=lambda: self.vault(target.project, target.uid),
         )  # fmt: skip
 
     async def _open_again(self, target: Target, held: _Held) -> None:
@@ -240,6 +274,11 @@ class Enforcing:
             payload += wire.field(Tag.OPEN_FILES, plan.limits.open_files)
         if plan.limits.file_mb is not None:
             payload += wire.field(Tag.FILE_SIZE, plan.limits.file_mb * MIB)
+        await self._confining.begin(
+            target.uid, target.project, plan, group=Path(target.groups.v2 or ""), pid=target.pid
+        )
+        if plan.confines:
+            payload += wire.field(Tag.PROFILE, profiles.name_of(target.uid))
         if not payload and not held.sent:
             return
         held.sent = True
@@ -275,6 +314,8 @@ class Enforcing:
         """The sandbox is over."""
         held = self._held.pop(uid, None)
         self._egress.shut(uid)
+        self._sensors.end(uid)
+        self._confining.end(uid)
         if held is not None and held.asking is not None:
             held.asking.close()
 
@@ -283,9 +324,15 @@ class Enforcing:
         for uid in list(self._held):
             self.end(uid)
         self._egress.close()
+        self._sensors.close()
+        self._confining.close()
         if self._turn is not None:
             self._turn.cancel()
             self._end_turn()
+
+
+async def _no_vault(_project: str, _uid: str) -> Mapping[str, GivenSecret]:
+    raise Unavailable("this edge has no secrets")
 
 
 def _check_change(old: Plan, new: Plan) -> None:
@@ -294,14 +341,3 @@ def _check_change(old: Plan, new: Plan) -> None:
         raise Unsupported(text, field="policy.files")
     if old.limits != new.limits:
         raise Unsupported("limits of a running sandbox stay", field="policy.resources")
-
-
-def _apparmor() -> str:
-    """Why AppArmor enforces nothing here. An engine that is asked for a profile on such
-    a machine says yes and applies none: so the kernel is asked, not the engine."""
-    try:
-        if Path("/sys/module/apparmor/parameters/enabled").read_text().strip() != "Y":
-            return "the kernel has AppArmor switched off"
-    except OSError:
-        return "the kernel has no AppArmor"
-    return "profiles are compiled and checked, not applied to containers yet"

@@ -26,6 +26,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 from docker.errors import NotFound as NoContainer
 from docker.types import LogConfig
 
+from services.edge import profiles
 from services.edge.drivers.container.settings import ContainerSettings
 from shared.errors import Unavailable
 
@@ -140,13 +141,15 @@ class Engine:
     def _create_shell(self, name: str, socket_dir: Path, abandoned: threading.Event) -> Shell:
         self._ready()
         api = self._api
+        # commands get a profile each; the engine's own forbids changing to one
+        unconfined = ["apparmor=unconfined"] if profiles.in_force() else []
         host = api.create_host_config(
             binds=[f"{socket_dir}:{SOCKET_DIR}"],
             network_mode="none",
             cgroup_parent=self._cgroup_parent,
             cgroupns="private",
             cap_drop=DROPPED_CAPS,
-            security_opt=["no-new-privileges"],
+            security_opt=["no-new-privileges", *unconfined],
             log_config=LogConfig(type="json-file", config={"max-size": "64k", "max-file": "1"}),
             restart_policy={"Name": "no"},
         )

@@ -10,9 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
+
 from services.edge.drivers.base import BackendReport, ExecSpec, Feature, Handle, StartSpec
 from services.edge.drivers.container.deaths import Sandbox
 from services.edge.drivers.container.enforcing import Enforcing, Tell, target_of
+from services.edge.drivers.policing import Vault
 from services.edge.policy.plan import Plan
 
 PARTS = ("network", "files", "processes", "resources")
@@ -47,6 +50,9 @@ class PolicyOfContainers(ABC):
         sandbox.handle = replace(handle, enforcement={**kept, **plan.enforcement})
         return sandbox.handle
 
+    def secrets_from(self, vault: Vault) -> None:
+        self._enforcing.vault = vault
+
     def report_to(self, tell: Tell) -> None:
         self._enforcing.tell = tell
 
@@ -54,4 +60,4 @@ class PolicyOfContainers(ABC):
         most = self._enforcing.limit_of(handle.uid)
         if most is None or spec.output_limit_bytes <= most:
             return spec
-        return replace(spec, output_limit_bytes=most)
+        return msgspec.structs.replace(spec, output_limit_bytes=most)

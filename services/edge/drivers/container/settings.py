@@ -45,13 +45,20 @@ class ContainerSettings:
     uplink: str = ""  # network namespace the gate connects from, empty: the edge's own
     resolvers: str = ""  # address[@port],…: name servers of the gate, empty: the node's
     services: str = ""  # pypi=host,*.host;npm=…: hosts of mirror services, instead of the public
+    roots: str = ""  # PEM file of authorities that the gate trusts beside the node's
     egress: Path = GUEST_BUILD / "bpf" / "egress.o"
+    files: Path = GUEST_BUILD / "bpf" / "files.o"
     aether: Path = GUEST_BUILD / "aether"
     attach: Path = GUEST_BUILD / "attach"
 
     @property
     def sandboxes_dir(self) -> Path:
         return self.state_dir / "sandboxes"
+
+    @property
+    def authority(self) -> Path:
+        """The gate's own key and certificate."""
+        return self.state_dir / "gate.pem"
 
     @property
     def captures_dir(self) -> Path:

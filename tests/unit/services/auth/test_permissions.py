@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.grants import BLOB_GRANTS, EXEC_GRANTS, GET_GRANTS, GET_VERBS, GRANTS, REQ_GRANTS
-from schemas.subjects import blob, exec_, get, req
+from schemas.grants import (
+    BLOB_GRANTS,
+    EXEC_GRANTS,
+    GET_GRANTS,
+    GET_VERBS,
+    GRANTS,
+    PUT_GRANTS,
+    REQ_GRANTS,
+)  # fmt: skip
+from schemas.subjects import blob, exec_, get, put, req
 from services.auth.delegation import FLEET, expand
 from services.auth.permissions import client, node
 from shared.errors import QuotaExceeded
@@ -54,6 +62,9 @@ def test_a_verb_is_open_exactly_where_it_is_granted(
         verb = BLOB_GRANTS[grant]
         assert allowed(permissions.publish, blob(project, verb, ME)) == (grant in held)
         assert not allowed(permissions.publish, blob(project, verb, OTHER))
+    if grant in PUT_GRANTS:
+        assert allowed(permissions.publish, put(project, entity, verb, ME)) == (grant in held)
+        assert not allowed(permissions.publish, put(project, entity, verb, OTHER))
     for opened in EXEC_GRANTS.get(grant, ()):
         expected = any(opened in EXEC_GRANTS[g] for g in held if g in EXEC_GRANTS)
         assert allowed(permissions.publish, exec_(project, "n", "u", opened, ME)) == expected
@@ -64,12 +75,13 @@ def test_a_verb_is_open_exactly_where_it_is_granted(
 def test_nothing_else_is_open(given_: dict[str, list[str]]) -> None:
     permissions = client(ME, "home", given_, max_subjects=10_000)
     kinds = {tuple(s.split(".")[:2]) for s in permissions.publish}
-    assert kinds <= {("dsec", "req"), ("dsec", "get"), ("dsec", "exec"), ("dsec", "blob")}
+    assert kinds <= {("dsec", kind) for kind in ("req", "get", "put", "exec", "blob")}
     assert {s.split(".")[3] for s in permissions.publish} <= {*given_, "home"}
     assert get("home", "whoami", "get", ME) in permissions.publish
     for closed in (
         "$JS.API.STREAM.DELETE.DSEC_REQ", "$SYS.REQ.USER.AUTH", "dsec.cmd.v1.sandbox.create.x",
         "dsec.evt.v1.sandbox.p1.running.x", "dsec.rpc.v1.scheduler.nodes", f"_INBOX.{OTHER}.x",
+        "dsec.rpc.v1.auth.secrets.n1", put("p1", "secret", "set", OTHER),
     ):  # fmt: skip
         assert not allowed(permissions.publish, closed)
     for closed in (f"_INBOX.{OTHER}.x", f"dsec.out.v1.n.{OTHER}.c.o", "dsec.req.v1.p1.a.b",
@@ -115,6 +127,7 @@ def test_without_grants_the_lists_are_not_empty() -> None:
     "subject",
     ["dsec.hb.v1.n2", "dsec.evt.v1.edge.sandbox.n2", "dsec.sec.v1.a.b.n2", "dsec.out.v1.n2.p.c.o",
      "dsec.evt.v1.sandbox.p.running.n1", "dsec.rpc.v1.scheduler.join.n2",
+     "dsec.rpc.v1.auth.secrets.n2",
      "$JS.API.CONSUMER.MSG.NEXT.DSEC_CMD.edge_n2", "$JS.ACK.DSEC_CMD.edge_n2.1.2.3.4.5",
      "dsec.req.v1.p.sandbox.create", "$JS.API.STREAM.INFO.DSEC_CMD"],
 )  # fmt: skip
@@ -127,6 +140,7 @@ def test_a_node_is_nobody_else(subject: str) -> None:
     "subject",
     ["dsec.hb.v1.n1", "dsec.evt.v1.edge.sandbox.n1", "dsec.evt.v1.edge.access.n1",
      "dsec.sec.v1.a.b.n1", "dsec.out.v1.n1.p.c.o", "dsec.rpc.v1.scheduler.join.n1",
+     "dsec.rpc.v1.auth.secrets.n1",
      "$JS.API.CONSUMER.MSG.NEXT.DSEC_CMD.edge_n1", "$JS.ACK.DSEC_CMD.edge_n1.1.2.3.4.5"],
 )  # fmt: skip
 def test_a_node_is_itself(subject: str) -> None:

@@ -70,6 +70,7 @@ class Driver:
         return handle
 
     def report_to(self, tell: object) -> None: ...
+    def secrets_from(self, vault: object) -> None: ...
 
 
 class Node:

@@ -114,7 +114,7 @@ async def test_what_does_not_fit_into_memory_is_told_later(
     assert node.trail._waiting_bytes < 8_000
     node.bus.error = None
     node.trail.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await node.untold():
             await asyncio.sleep(0.02)
     assert sorted({r.seq for r in node.bus.told if r.ended_at}) == list(range(1, 41))
@@ -130,7 +130,7 @@ async def test_an_earlier_process_leaves_nothing_untold(
     await first.close()
     again = Node(tmp_path)
     again.trail.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(again.bus.told) < 2:
             await asyncio.sleep(0.02)
     assert [(r.seq, r.request and r.request["shell"]) for r in again.bus.told] == [

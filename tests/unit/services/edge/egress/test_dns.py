@@ -36,7 +36,7 @@ class Field:
         return Lookup(Answer(0))
 
     async def until(self, asked: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.asked < asked:
                 await asyncio.sleep(0.001)
 

@@ -57,7 +57,8 @@ class Field:
         self.told: list[Violation] = []
         self.kernel = FakeKernel()
         self.egress = manager.Egress(
-            program=Path("none"), uplink=None, servers=[], services={}, tell=self.told.append
+            program=Path("none"), uplink=None, servers=[], services={}, tell=self.told.append,
+            authority=Path("none"),
         )
         self.egress._kernel = cast(Kernel, self.kernel)
         self.held = manager._Held("u", "p", cast(Gate, FakeGate()), "")

@@ -132,7 +132,7 @@ def test_open_files_are_known_to_the_next_process(tmp_path: Path) -> None:
 
 
 def test_a_profile_is_the_first_readers_and_bounded(tmp_path: Path) -> None:
-    profiles = Profiles(seconds=60, units_max=5)
+    profiles = Profiles(seconds=60, chunks_max=5)
     for unit in (7, 3, 3, 9):
         profiles.used(tmp_path, range(unit, unit + 1))
     assert profiles.of(tmp_path) == []
