@@ -69,6 +69,7 @@ from libdsec.sandbox import Sandbox
 from libdsec.sessions import Session
 from libdsec.snapshots import Layer, Snapshot
 from libdsec.trajectory import Provenance, Trajectory, TrajectoryRecord
+from libdsec.verifying import Verifying
 
 __all__ = [
     "BadPath",
@@ -136,4 +137,5 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Unsupported",
+    "Verifying",
 ]

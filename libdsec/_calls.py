@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 from nats.aio.msg import Msg
 
-from libdsec import _ids, _trace
+from libdsec import _ids, _trace, counting
 from libdsec._link import Link, status
 from libdsec._wire import (
     HEADER_REPLY,
@@ -245,6 +245,7 @@ class Attempts:
         wait_s = 0.0 if isinstance(exc, TimeoutError) else self._backoff_s
         if self.remaining() <= wait_s:
             raise Unavailable(f"{text} within {self.timeout_s:g} s") from exc
+        counting.count("retried", "request")
         self._try_s = max(self._try_s, min(self._try_s * 2, MAX_TRY_S))
         self._backoff_s = min(self._backoff_s * 2, MAX_BACKOFF_S)
         await asyncio.sleep(wait_s)

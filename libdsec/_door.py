@@ -14,6 +14,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from libdsec import counting
 from libdsec._flow import count_of
 from libdsec._link import Link, status
 from libdsec._operation import Operation
@@ -46,7 +47,9 @@ class Operations:
             del self._live[operation.token]
 
     def rename(self, operation: Operation[Any], token: str) -> None:
-        """Frames under the old token are nobody's from now on."""
+        """The operation is asked for again: frames under the old token are nobody's from
+        now on."""
+        counting.count("retried", "operation")
         if self._live.pop(operation.token, None) is operation:
             self._live[token] = operation
         operation.token = token

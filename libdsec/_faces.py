@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from libdsec import audit, images, jobs, managers, secrets
+from dataclasses import dataclass
+from types import ModuleType
+
+from libdsec import audit, images, jobs, managers, rollout, secrets, verify
 from libdsec.client import DSecClient
 from libdsec.files import Files
 from libdsec.forward import FastForward
@@ -12,8 +15,11 @@ from libdsec.process import Output, Process
 from libdsec.sandbox import Sandbox
 from libdsec.sessions import Session
 from libdsec.trajectory import Trajectory
+from libdsec.verifying import Verifying
 
-FACES: dict[str, tuple[type, tuple[str, ...]]] = {
+Faces = dict[str, tuple[type, tuple[str, ...]]]
+
+FACES: Faces = {
     "Images": (images.Images, ()),
     "Projects": (managers.Projects, ()),
     "Keys": (managers.Keys, ()),
@@ -37,6 +43,10 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
         FastForward,
         ("uid", "project", "state", "job", "labels", "files", "lane", "step", "replayed"),
     ),
+    "Verifying": (
+        Verifying,
+        ("uid", "project", "state", "job", "labels", "files", "lease_s", "lost"),
+    ),
     "Trajectory": (Trajectory, ()),
     "DSecClient": (
         DSecClient,
@@ -47,3 +57,28 @@ FACES: dict[str, tuple[type, tuple[str, ...]]] = {
     ),
 }
 """Public async classes by name, with the instance attributes they show."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module beside the client: what of it waits, and its own classes. Everything else
+    that it exports is the same in both faces."""
+
+    source: ModuleType
+    functions: tuple[str, ...]
+    faces: Faces
+
+
+MODULES = {
+    "rollout": Part(
+        rollout, ("attach", "here", "submit"),
+        {
+            "Rollout": (
+                rollout.Rollout, ("client", "run_id", "index", "prompt", "sample")
+            ),
+            "Run": (rollout.Run, ("run_id", "worker")),
+        },
+    ),
+    "verify": Part(verify, ("grade", "preflight"), {}),
+}  # fmt: skip
+"""Modules with a synchronous face."""

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from libdsec import _ids
+from libdsec import _ids, counting
 from libdsec._core import TERMINAL, Core, death
 from libdsec._operation import Operation
 from libdsec._wire import (
+    HEADER_LEASE,
     ExecReply,
     ExecRequest,
     SandboxInfo,
@@ -35,6 +36,9 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 class Held:
     """What every handle of a sandbox has inside."""
+
+    _lease: str | None = None
+    """The verifier's lease that its calls are made under."""
 
     def __init__(
         self,
@@ -110,6 +114,8 @@ class Held:
             verdict=self._verdict,
             joining=joining,
         )
+        if self._lease is not None:
+            operation.marks = {HEADER_LEASE: self._lease}
         await operation.start()
         return operation
 
@@ -171,6 +177,8 @@ class Held:
             return error
 
     def _seen(self, found: SandboxInfo) -> None:
+        if found.state in TERMINAL and self.state not in TERMINAL and found.is_infra:
+            counting.count("lost", "sandbox")
         self.state, self.job, self.labels = found.state, found.job, dict(found.labels)
         self._id, self._node = found.id or self._id, found.node or self._node
         if found.state in TERMINAL:

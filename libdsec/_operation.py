@@ -87,6 +87,7 @@ class Operation(Generic[R]):
         self.terminal = joining is not None or getattr(request, "pty", None) is not None
         self.attended = self.terminal or isinstance(request, FileRequest)
         self.source: dict[str, str] = {}  # the header that names what is read
+        self.marks: dict[str, str] = {}  # headers of every request
         self.receiving = _flow.Receiving() if joining is None else _flow.Receiving.at(joining)
         self._joining = joining is not None
         self._orders: list[tuple[str, bytes]] = []
@@ -123,7 +124,7 @@ class Operation(Generic[R]):
         """Sends the request, always the same bytes: the edge knows a repeated one."""
         self._asked_at = time.monotonic()
         reply = f"{self._reply_to}.{self.token}"
-        headers = _trace.headers(more)
+        headers = _trace.headers({**self.marks, **(more or {})} or None)
         await self._link.publish(self.subject, self._body, reply=reply, headers=headers)
 
     async def _attach(self) -> None:

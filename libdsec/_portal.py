@@ -40,7 +40,7 @@ class Portal:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``. An interrupt (Ctrl-C) cancels it, waits for its
         clean-up and goes on to the caller."""
-        if threading.current_thread() is self._thread:
+        if self.runs_here():
             work.close()
             raise RuntimeError("libdsec.sync was called from one of its own callbacks")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -51,6 +51,10 @@ class Portal:
                 future.cancel()
                 concurrent.futures.wait([future], timeout=END_S)
             raise
+
+    def runs_here(self) -> bool:
+        """Whether this is its thread."""
+        return threading.current_thread() is self._thread
 
     def end(self) -> None:
         """Cancels what runs and ends the thread. Bounded."""
@@ -67,6 +71,11 @@ async def _cancel_all() -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=1.0)
+
+
+def on_portal() -> bool:
+    """Whether this is the portal's own thread."""
+    return _portal is not None and _portal.runs_here()
 
 
 _lock = threading.Lock()

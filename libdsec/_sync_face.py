@@ -11,9 +11,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from libdsec._portal import portal
+
+if TYPE_CHECKING:
+    from libdsec._faces import Part
 
 _faces: dict[type, type] = {}
 """Async class → its synchronous face."""
@@ -83,6 +86,33 @@ async def _step(source: AsyncIterator[Any]) -> Any:
 
 def _arguments(args: tuple[Any, ...], kw: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     return [unwrap(a) for a in args], {k: unwrap(v) for k, v in kw.items()}
+
+
+def make_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The synchronous face of an async function."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kw: Any) -> Any:
+        given, named = _arguments(args, kw)
+        return wrap(portal().call(function(*given, **named)))
+
+    return _marked(call, function)
+
+
+def make_module(namespace: dict[str, Any], part: Part) -> list[str]:
+    """Fills a module with the faces of ``part`` and the rest that it exports; the names."""
+    names: list[str] = list(part.source.__all__)
+    for name in names:
+        if name in part.functions:
+            namespace[name] = make_function(getattr(part.source, name))
+        elif name in part.faces:
+            source, attributes = part.faces[name]
+            namespace[name] = make_face(
+                source, module=namespace["__name__"], attributes=attributes
+            )
+        else:
+            namespace[name] = getattr(part.source, name)
+    return names
 
 
 def _waits(method: Callable[..., Any]) -> Callable[..., Any]:

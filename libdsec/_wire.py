@@ -172,6 +172,8 @@ class SandboxSpec(Message, frozen=True):
     way out puts into its requests, by name, with the grant ``secret.use``.
     ``policy_name``: a named policy of the project or one above it, instead of ``policy``, which
     auth fills in. ``tighten`` is the edge's note of what came over the policy while it ran.
+    ``scoring_grace_s``: how long it stands for a verifier when a time limit has ended its
+    work. ``offline``: nothing leaves it, whatever the rules say.
     Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and
     ``node``, where that is: the scheduler fills it in."""
 
@@ -190,6 +192,7 @@ class SandboxSpec(Message, frozen=True):
     ttl_running_stop: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     deadline_s: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     on_timeout: Literal["stop", "pause"] = "stop"
+    scoring_grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] = {}
     policy: dict[str, Any] | None = None
     policy_name: PolicyReference | None = None
@@ -199,6 +202,7 @@ class SandboxSpec(Message, frozen=True):
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
     routes: dict[Token, Port] = {}
+    offline: bool = False
     secrets: dict[SecretName, SecretBinding] = {}
     tighten: Tightening | None = None
     source: Uid | None = None
@@ -354,6 +358,9 @@ HEADER_HAVE = "Dsec-Have"
 """On a request that is sent again: decimal counts of the bytes of stdout and of stderr
 that the client has, with a space between."""
 
+HEADER_LEASE = "Dsec-Lease"
+"""On a request of a verifier: the lease it is made under."""
+
 HEADER_SOURCE = "Dsec-Source"
 """On ``o`` frames of a read: which file this is, in which state. On a request that is sent
 again: what the client was told."""
@@ -366,6 +373,9 @@ WINDOW_BYTES = 4 * 1024 * 1024
 
 INLINE_BYTES = 64 * 1024
 """Outputs up to this size come inside the final reply, without frames."""
+
+LEASE_MAX_S = 600.0
+"""Longest time between two renewals of a verifier's lease."""
 
 KEEPALIVE_S = 5.0
 """Longest silence of an operation that lives."""
@@ -562,7 +572,8 @@ class InfoRequest(Versioned, frozen=True):
     op_id: OpId
 
 class InfoReply(Versioned, frozen=True):
-    """Live facts of a sandbox. Sizes in bytes, times in seconds."""
+    """Live facts of a sandbox. Sizes in bytes, times in seconds. ``time_up``: which time
+    limit was reached, where it stands on for its verifier."""
 
     op_id: OpId
     uid: Uid | None = None
@@ -571,6 +582,7 @@ class InfoReply(Versioned, frozen=True):
     metrics: dict[str, float] = {}
     enforcement: dict[str, str] = {}
     idle_s: float = 0.0
+    time_up: str | None = None
     error: WireError | None = None
 
 class StandingRequest(Versioned, frozen=True):
@@ -590,18 +602,43 @@ class StandingReply(Versioned, frozen=True):
 class PolicyRequest(Versioned, frozen=True):
     """verb ``policy``: other rules for a running (or paused) sandbox. What is ``None``
     stays: ``network_rules`` and ``policy`` replace those of the spec, ``stage`` (of the
-    document; empty: none) is put into force. All of it or nothing."""
+    document; empty: none) is put into force, ``offline`` lets nothing out whatever the
+    rules say. All of it or nothing."""
 
     op_id: OpId
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] | None = None
     policy: dict[str, Any] | None = None
     stage: Annotated[str, Meta(max_length=63)] | None = None
+    offline: bool | None = None
 
 class PolicyReply(Versioned, frozen=True):
     """It is in force; ``enforcement`` says by what."""
 
     op_id: OpId
     enforcement: dict[str, str] = {}
+    error: WireError | None = None
+
+class LeaseRequest(Versioned, frozen=True):
+    """verb ``verify``: takes or renews the ``lease`` (a name that its holder made up) of a
+    verifier for ``lease_s`` seconds; 0 gives it back. While it is held no time limit ends
+    the sandbox, within the node's bound. One holder at a time: another's is a
+    ``conflict``. ``alone``: everything that runs in the sandbox is killed, and until the
+    lease ends only operations with ``Dsec-Lease`` are let in. ``offline``: from here on
+    nothing leaves the sandbox, whatever its rules say. It resumes nothing."""
+
+    op_id: OpId
+    lease: OpId
+    lease_s: Annotated[float, Meta(ge=0, le=LEASE_MAX_S)]
+    alone: bool = False
+    offline: bool = False
+
+class LeaseReply(Versioned, frozen=True):
+    """``held_s``: how long the lease is held without a renewal; ``left_s``, how long it can
+    be with renewals."""
+
+    op_id: OpId
+    held_s: float = 0.0
+    left_s: float = 0.0
     error: WireError | None = None
 
 Grant = Annotated[

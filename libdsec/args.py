@@ -42,7 +42,9 @@ class DSecRunArgs:
     ``memory_limit_mb`` (MiB) are a limit or a pair ``(request, limit)``;
     ``disk_limit_mb`` in MiB. ``ttl_running_stop``: seconds without use until
     ``on_timeout`` (``"stop"`` or ``"pause"``) happens; ``deadline_s``: seconds from the
-    start until it is stopped, paused or not; ``None``: never. ``network_rules``: rule →
+    start until it is stopped, paused or not; ``None``: never. ``scoring_grace_s``: for how
+    many seconds it then stands for a verifier (:meth:`Sandbox.verifying`), without the
+    agent's processes. ``network_rules``: rule →
     allowed. ``policy`` is a policy document, its ``require`` names what must be
     enforced; or the name of one that the project keeps, ``name[:version]``. ``options`` are
     for the backend.
@@ -66,6 +68,7 @@ class DSecRunArgs:
     ttl_running_stop: Seconds | None = None
     deadline_s: Seconds | None = None
     on_timeout: str = "stop"
+    scoring_grace_s: Seconds | None = None
     network_rules: Mapping[str, bool] = field(default_factory=dict)
     policy: Mapping[str, Any] | str | None = None
     qos: str = "best_effort"
@@ -156,7 +159,7 @@ def _ordered(request: float | None, limit: float | None, name: str) -> None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    if name in ("ttl_running_stop", "deadline_s"):
+    if name in ("ttl_running_stop", "deadline_s", "scoring_grace_s"):
         return seconds(value, name)
     if name in ("cpu_cores_limit", "memory_limit_mb") and isinstance(value, tuple | list):
         if len(value) != 2:

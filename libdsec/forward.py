@@ -73,6 +73,7 @@ class FastForward(Sandbox):
             sandbox._core, sandbox.uid, project=sandbox.project, state=sandbox.state,
             id=sandbox._id, node=sandbox._node, job=sandbox.job, labels=sandbox.labels,
         )  # fmt: skip
+        self._lease = sandbox._lease
         self.lane = lane
         self.step = 0
         """The place of the last call."""

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from libdsec import _ids
 from libdsec._command import attach_request, command_request, shown
@@ -20,15 +20,13 @@ from libdsec._wire import (
     INLINE_BYTES,
     InfoReply,
     InfoRequest,
-    PolicyReply,
-    PolicyRequest,
     SandboxInfo,
 )  # fmt: skip
 from libdsec.args import Seconds, seconds
 from libdsec.errors import DeadlineExceeded, InvalidRequest, NotFound, SandboxDied
 from libdsec.files import Files
 from libdsec.interaction import BUFFER_BYTES, Interaction
-from libdsec.managers import document_of
+from libdsec.policing import HasPolicy
 from libdsec.ports import HasPorts
 from libdsec.process import OnOutput, Process, Stdin, checked
 from libdsec.replay import Replay, replay
@@ -39,24 +37,28 @@ from libdsec.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from libdsec.forward import FastForward
+    from libdsec.verifying import Verifying
 
 UNLIMITED_BYTES = 1 << 40
 READY_S = 120.0
 READ_S, MAX_READ_S = 0.1, 2.0
 """Waits between reads of the state of a sandbox that is coming up."""
+LEASE_S = 60.0
+KEEP: Literal["keep"] = "keep"
 STANDING = ("running", "pausing", "paused", "resuming")
 """States of a sandbox that lives on its node."""
 TERMINAL_SIZE = (24, 80)
 """Rows and columns of a terminal that nobody looks at."""
 
 
-class Sandbox(HasSnapshots, HasPorts):
+class Sandbox(HasSnapshots, HasPorts, HasPolicy):
     """A sandbox. ``state`` is the last one seen; :meth:`info` asks. Any call on a
     paused sandbox resumes it. ``async with`` stops it at the end."""
 
     def __init__(self, core: Core, uid: str, **facts: Any) -> None:
         super().__init__(core, uid, **facts)
         self.files = Files(self)
+        self._renewing = asyncio.Lock()
 
     @classmethod
     def _of(cls, core: Core, found: SandboxInfo) -> Sandbox:
@@ -263,6 +265,16 @@ class Sandbox(HasSnapshots, HasPorts):
         out differently."""
         return await replay([record async for record in self.trajectory()], into)
 
+    def verifying(self, *, lease_s: Seconds = LEASE_S) -> Verifying:
+        """The same sandbox for who judges what was done in it: ``async with`` holds a
+        lease of ``lease_s`` seconds, renewed for as long as the block (and this process)
+        lives. No time limit ends the sandbox meanwhile, within the node's bound, and where
+        one has ended the agent's work already (``scoring_grace_s``), calls through it go
+        on. Raises ``Conflict`` while another verifier holds it."""
+        from libdsec.verifying import Verifying
+
+        return Verifying(self, seconds(lease_s, "lease_s"))
+
     # -- its life ----------------------------------------------------------------
 
     async def _ready(self) -> None:
@@ -318,26 +330,6 @@ class Sandbox(HasSnapshots, HasPorts):
         )
         return reply
 
-    async def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
-        """Replaces the network rules; returns what enforces which. In force when it
-        returns: connections that are no longer allowed were reset. Resumes nothing."""
-        return await self._enforce(network_rules=dict(rules))
-
-    async def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
-        """Replaces the policy document (a name: by what it means now), as
-        :meth:`set_network`. Protected paths and limits stay as they were when it started,
-        and denied calls are those of commands to come. Raises ``Unsupported`` or
-        ``PolicyDenied`` naming the field; then the old one is in force."""
-        return await self._enforce(policy=await document_of(self._core, self.project, policy))
-
-    async def set_stage(self, name: str) -> Mapping[str, str]:
-        """Puts a stage of the policy document into force; "" for none."""
-        return await self._enforce(stage=name)
-
-    async def _enforce(self, **what: Any) -> Mapping[str, str]:
-        request = PolicyRequest(op_id=_ids.new(), **what)
-        reply: PolicyReply = await self._answer("policy", request, PolicyReply)
-        return reply.enforcement
 
     async def stop(self, *, grace_s: Seconds = 0.0) -> None:
         """Ends it and returns when nothing of it is left. Idempotent. ``grace_s``:
@@ -358,17 +350,24 @@ class Sandbox(HasSnapshots, HasPorts):
 
     async def set_timeout(
         self,
-        ttl_running_stop: Seconds | None = None,
+        ttl_running_stop: Seconds | Literal["keep"] | None = KEEP,
         *,
-        deadline_s: Seconds | None = None,
+        deadline_s: Seconds | Literal["keep"] | None = KEEP,
     ) -> None:
-        """Sets the idle limit and the absolute one, in seconds from now; ``None``
-        leaves one as it is."""
-        facts = {
-            "ttl_running_stop": seconds(ttl_running_stop, "ttl_running_stop"),
-            "deadline_s": seconds(deadline_s, "deadline_s"),
-        }
-        given = {k: v for k, v in facts.items() if v is not None}
+        """Sets the idle limit and the absolute one, in seconds from now; ``None``: never;
+        ``"keep"``, or left out: as it is. Of several calls the last one counts, whichever
+        arrives first. Where time was up already it changes nothing."""
+        asked = {"ttl_running_stop": ttl_running_stop, "deadline_s": deadline_s}
+        given = {k: _limit(v, k) for k, v in asked.items() if v != KEEP}
         if not given:
             raise InvalidRequest("name a limit to set", field="ttl_running_stop")
-        await self._operate("set_timeout", **given)
+        async with self._renewing:  # the next one is asked when the last was taken
+            await self._operate("set_timeout", **given)
+
+
+def _limit(value: Any, name: str) -> float:
+    """As the wire has it: 0 is no limit."""
+    limit = seconds(value, name)
+    if limit is not None and limit <= 0:
+        raise InvalidRequest(f"{name}: over 0 s; None means never", field=name)
+    return limit or 0.0

@@ -6,9 +6,10 @@ solved and is not solved already. Does not own: what a good test is.
 The agent's workspace travels as a git patch into a fresh sandbox of the same layers:
 its processes, packages, planted files outside of the workspace, and whatever it did to
 its own tools stay behind. Tests come in only then, over whatever lies in their place.
-Where there is no repository, the work is judged in place, after everything that the
-agent left running was killed. With a client, what still ran and which files of the tests
-the agent had changed is told to audit.
+Where there is no repository, the work is judged in place: by another user, after the node
+killed everything that the agent left running, without a network, and with nobody else let
+in. Meanwhile a lease holds off the sandbox's own end. With a client, what still ran and
+which files of the tests the agent had changed is told to audit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from libdsec.args import DSecContainerRunArgs
+from libdsec import counting
+from libdsec.args import DSecContainerRunArgs, Seconds, seconds
 from libdsec.client import DSecClient
 from libdsec.errors import (
     DSecError,
@@ -32,6 +34,12 @@ from libdsec.errors import (
 from libdsec.observing import edited_files, processes_alive, tell
 from libdsec.results import ExecResult
 from libdsec.sandbox import Sandbox
+from libdsec.verifying import Verifying
+
+__all__ = [
+    "PROTECTED", "VERIFIER", "Evidence", "Grade", "Preflight", "Task", "grade", "passed",
+    "preflight",
+]  # fmt: skip
 
 PROTECTED = (
     "conftest.py", "**/conftest.py", "sitecustomize.py", "**/sitecustomize.py",
@@ -41,6 +49,9 @@ PROTECTED = (
 CREATE_S = 120.0
 STEP_S = 120.0
 TEST_S = 600.0
+VERIFIER = "61007:61007"
+"""Whose tests run in place: nobody's, so that what an agent owns or left is not theirs."""
+OUT_OF_TIME = frozenset({"deadline", "idle_timeout"})
 PLACE = "/run/dsec-verify"
 """Where the tests' report is written: a directory made for each verdict, which no other
 user may enter."""
@@ -67,11 +78,13 @@ class Task:
     ``container_image`` or ``layers`` as in the run arguments; the agent's work lies in
     ``workdir``. ``tests`` maps paths (relative to ``workdir``, or absolute) to contents
     that come in at the verdict only; ``clear`` names directories that are emptied
-    before. ``command`` is a shell line for ``workdir``, run as ``user`` for at most
-    ``timeout_s`` seconds; ``$DSEC_REPORT`` names the file for its report, ``judge``
-    makes a reward of both. ``solution`` is a shell script, or contents by path with
-    ``None`` for a file to be removed. ``protected``: patterns of files that are never
-    taken from the agent. ``args``: further run arguments of the sandboxes made here.
+    before. ``command`` is a shell line for ``workdir``, run for at most ``timeout_s``
+    seconds as ``user`` (``None``: root in a fresh sandbox; in place a user who owns nothing
+    there, and for whom ``workdir`` is made readable). ``$DSEC_REPORT`` names the file for
+    its report, ``judge`` makes a reward of both. ``solution`` is a shell script, or
+    contents by path with ``None`` for a file to be removed. ``protected``: patterns of
+    files that are never taken from the agent. ``args``: further run arguments of the
+    sandboxes made here.
     """
 
     command: str
@@ -81,8 +94,8 @@ class Task:
     clear: Sequence[str] = ()
     solution: str | Mapping[str, bytes | str | None] | None = None
     workdir: str = "/workspace"
-    user: str = "root"
-    timeout_s: float = TEST_S
+    user: str | None = None
+    timeout_s: Seconds = TEST_S
     judge: Callable[[Evidence], float] = passed
     protected: Sequence[str] = PROTECTED
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -94,6 +107,8 @@ class Task:
             raise InvalidRequest("an absolute path", field="workdir")
         if (self.container_image is None) == (not self.layers):
             raise InvalidRequest("name either container_image or layers", field="layers")
+        if not (seconds(self.timeout_s, "timeout_s") or 0.0) > 0:
+            raise InvalidRequest("tests need time", field="timeout_s")
         for path in (*self.tests, *self.clear):
             if ".." in path.split("/"):
                 raise InvalidRequest(f"{path!r} leaves the workspace", field="tests")
@@ -133,19 +148,33 @@ class Preflight:
 
 
 async def grade(sandbox: Sandbox, task: Task, *, client: DSecClient | None = None) -> Grade:
-    """The verdict on the agent's work in ``sandbox``, which should not be used any more.
+    """The verdict on the agent's work in ``sandbox``, which should not be used any more:
+    nothing runs in it afterwards, and what was judged in place reaches no network.
 
     With a ``client`` it is judged in a fresh sandbox made by it, where the workspace is a
     git repository; else in place, which cannot undo what the agent did to the image's own
-    tools. Errors of the infrastructure are a grade without a reward; a sandbox that the
-    agent brought down is a reward of 0. Raises for mistakes of the task: an image that is
-    not there, a user that is unknown.
+    tools. A lease (:meth:`Sandbox.verifying`) keeps the sandbox meanwhile, also one whose
+    time is up within its ``scoring_grace_s``. Errors of the infrastructure are a grade
+    without a reward; a sandbox that the agent brought down is a reward of 0. Raises for
+    mistakes of the task: an image that is not there, a user that is unknown.
     """
+    found = await _verdict(sandbox, task, client)
+    if found.is_infra:
+        counting.count("masked", "verdict")
+    return found
+
+
+async def _verdict(sandbox: Sandbox, task: Task, client: DSecClient | None) -> Grade:
+    held: Verifying | None = None
     try:
-        if client is not None:
-            return await _fresh(sandbox, task, client)
-        return await _in_place(sandbox, task)
+        async with sandbox.verifying() as held:
+            if client is not None:
+                return await _fresh(held, task, client)
+            return await _in_place(held, task)
     except DSecError as exc:
+        if held is not None and isinstance(exc, SandboxDied) and exc.cause in OUT_OF_TIME:
+            text = f"the sandbox ended while it was judged: {exc}"
+            return Grade(None, is_infra=True, cause=exc.cause, details={"message": text})
         return _without_verdict(exc)
 
 
@@ -160,8 +189,9 @@ def _without_verdict(exc: DSecError) -> Grade:
     raise exc
 
 
-async def _fresh(sandbox: Sandbox, task: Task, client: DSecClient) -> Grade:
+async def _fresh(sandbox: Verifying, task: Task, client: DSecClient) -> Grade:
     seen = await processes_alive(sandbox)
+    await sandbox.alone()
     args = task.run_args()
     if args.job is None:  # who dies here leaves it to the job, like the agent's sandbox
         args.job = sandbox.job
@@ -201,28 +231,36 @@ async def _apply(clean: Sandbox, task: Task, patch: bytes) -> bool:
     return applied.ok
 
 
-async def _in_place(sandbox: Sandbox, task: Task) -> Grade:
-    # `kill -1` spares the caller and PID 1, and nothing that could start again
-    await sandbox.exec("kill -9 -1; exit 0", user="root", timeout=STEP_S)
+async def _in_place(sandbox: Verifying, task: Task) -> Grade:
+    await sandbox.alone(offline=True)
     return await _judge(sandbox, task, fresh=False)
+
+
+PREPARE = """
+umask 077; mkdir "$1" && chown "$2" "$1" || exit 1
+[ "$2" = "$4" ] && chmod -R a+rX -- "$3"
+shift 4; rm -rf -- "$@"
+"""
 
 
 async def _judge(sandbox: Sandbox, task: Task, *, fresh: bool) -> Grade:
     """Brings the tests in, runs them, and takes the verdict."""
     place = f"{PLACE}-{secrets.token_hex(8)}"
-    owner = task.user.partition(":")[0]
+    user = task.user or ("root" if fresh else VERIFIER)
+    owner = user if user == VERIFIER else user.partition(":")[0]
     cleared = [task.path(name) for name in task.clear]
     made = await sandbox.exec(
-        "sh", "-c", 'umask 077; mkdir "$1" && chown "$2" "$1" && shift 2 && rm -rf -- "$@"',
-        "verify", place, owner, *cleared, cwd="/", user="root", timeout=STEP_S,
+        "sh", "-c", PREPARE, "verify", place, owner, task.workdir, VERIFIER, *cleared,
+        cwd="/", user="root", timeout=STEP_S,
     )  # fmt: skip
     if not made.ok:
         raise Unsupported(f"the image cannot hold a verdict: {made.stderr.decode()[-500:]}")
     for name, content in task.tests.items():
         await sandbox.files.write(task.path(name), content, user="root")
     report = posixpath.join(place, "report")
+    home = {"HOME": place} if user == VERIFIER else {}
     result = await sandbox.exec(
-        task.command, cwd=task.workdir, user=task.user, env={"DSEC_REPORT": report},
+        task.command, cwd=task.workdir, user=user, env={"DSEC_REPORT": report, **home},
         timeout=task.timeout_s,
     )  # fmt: skip
     details = {"fresh": fresh, "exit_code": result.exit_code, "output": _tail(result)}

@@ -72,6 +72,8 @@ that the client has, with a space between."""
 HANGUP_S = 60.0
 """A client at a terminal that is silent for this long has hung up: its command's tree is
 killed. It answers every ``k`` with ``w``."""
+HEADER_LEASE = "Dsec-Lease"
+"""On a request of a verifier: the lease it is made under."""
 HEADER_SOURCE = "Dsec-Source"
 """On ``o`` frames of a read: which file this is, in which state. On a request that is sent
 again: what the client was told."""
@@ -83,12 +85,12 @@ INLINE_BYTES = 64 * 1024
 """Outputs up to this size come inside the final reply, without frames."""
 LATE_BYTES = 4 * 1024
 """Output of both streams that a ``late`` request gets inside the final reply."""
+LEASE_MAX_S = 600.0
+"""Longest time between two renewals of a verifier's lease."""
 KEEPALIVE_S = 5.0
 """Longest silence of an operation that lives."""
-
 CONNECT_WINDOW_BYTES = 512 * 1024
 """As WINDOW_BYTES, of a connection."""
-
 OpId = Annotated[str, Meta(pattern=r"^[0-9a-z]{26}$(?!\n)", description="ULID, lower case")]
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 Cells = Annotated[int, Meta(ge=1, le=65_535)]
@@ -285,7 +287,8 @@ class InfoRequest(Versioned, frozen=True):
 
 
 class InfoReply(Versioned, frozen=True):
-    """Live facts of a sandbox. Sizes in bytes, times in seconds."""
+    """Live facts of a sandbox. Sizes in bytes, times in seconds. ``time_up``: which time
+    limit was reached, where it stands on for its verifier."""
 
     op_id: OpId
     uid: Uid | None = None
@@ -294,6 +297,7 @@ class InfoReply(Versioned, frozen=True):
     metrics: dict[str, float] = {}
     enforcement: dict[str, str] = {}
     idle_s: float = 0.0
+    time_up: str | None = None
     error: WireError | None = None
 
 
@@ -316,12 +320,14 @@ class StandingReply(Versioned, frozen=True):
 class PolicyRequest(Versioned, frozen=True):
     """verb ``policy``: other rules for a running (or paused) sandbox. What is ``None``
     stays: ``network_rules`` and ``policy`` replace those of the spec, ``stage`` (of the
-    document; empty: none) is put into force. All of it or nothing."""
+    document; empty: none) is put into force, ``offline`` lets nothing out whatever the
+    rules say. All of it or nothing."""
 
     op_id: OpId
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] | None = None
     policy: dict[str, Any] | None = None
     stage: Annotated[str, Meta(max_length=63)] | None = None
+    offline: bool | None = None
 
 
 class PolicyReply(Versioned, frozen=True):
@@ -329,6 +335,31 @@ class PolicyReply(Versioned, frozen=True):
 
     op_id: OpId
     enforcement: dict[str, str] = {}
+    error: WireError | None = None
+
+
+class LeaseRequest(Versioned, frozen=True):
+    """verb ``verify``: takes or renews the ``lease`` (a name that its holder made up) of a
+    verifier for ``lease_s`` seconds; 0 gives it back. While it is held no time limit ends
+    the sandbox, within the node's bound. One holder at a time: another's is a
+    ``conflict``. ``alone``: everything that runs in the sandbox is killed, and until the
+    lease ends only operations with ``Dsec-Lease`` are let in. ``offline``: from here on
+    nothing leaves the sandbox, whatever its rules say. It resumes nothing."""
+
+    op_id: OpId
+    lease: OpId
+    lease_s: Annotated[float, Meta(ge=0, le=LEASE_MAX_S)]
+    alone: bool = False
+    offline: bool = False
+
+
+class LeaseReply(Versioned, frozen=True):
+    """``held_s``: how long the lease is held without a renewal; ``left_s``, how long it can
+    be with renewals."""
+
+    op_id: OpId
+    held_s: float = 0.0
+    left_s: float = 0.0
     error: WireError | None = None
 
 
@@ -364,5 +395,5 @@ class PackReply(Versioned, frozen=True):
 ExecVerb = Literal[
     "exec", "io", "info", "connect", "pack", "file_read", "file_write", "file_stat", "file_list",
     "file_mkdir", "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
-    "trajectory", "policy", "pause", "resume",
+    "trajectory", "policy", "verify", "pause", "resume",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ EXEC_GRANTS: dict[str, tuple[str, ...]] = {
     "sandbox.get": ("info",),
     "sandbox.trajectory": ("trajectory",),
     "sandbox.set_policy": ("policy", "info"),
+    "sandbox.set_timeout": ("verify",),
     "sandbox.pause": ("pause",),
     "sandbox.resume": ("resume",),
 }  # fmt: skip

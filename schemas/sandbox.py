@@ -55,6 +55,8 @@ class SandboxSpec(Message, frozen=True):
     way out puts into its requests, by name, with the grant ``secret.use``.
     ``policy_name``: a named policy of the project or one above it, instead of ``policy``, which
     auth fills in. ``tighten`` is the edge's note of what came over the policy while it ran.
+    ``scoring_grace_s``: how long it stands for a verifier when a time limit has ended its
+    work. ``offline``: nothing leaves it, whatever the rules say.
     Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and
     ``node``, where that is: the scheduler fills it in."""
 
@@ -73,6 +75,7 @@ class SandboxSpec(Message, frozen=True):
     ttl_running_stop: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     deadline_s: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     on_timeout: Literal["stop", "pause"] = "stop"
+    scoring_grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     network_rules: dict[Annotated[str, Meta(min_length=1, max_length=255)], bool] = {}
     policy: dict[str, Any] | None = None
     policy_name: PolicyReference | None = None
@@ -82,6 +85,7 @@ class SandboxSpec(Message, frozen=True):
     job: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: dict[str, Any] = {}
     routes: dict[Token, Port] = {}
+    offline: bool = False
     secrets: dict[SecretName, SecretBinding] = {}
     tighten: Tightening | None = None
     source: Uid | None = None
@@ -257,7 +261,8 @@ class EdgeStart(Versioned, frozen=True):
 
 
 class EdgeOpItem(Message, frozen=True):
-    """One operation on one sandbox at a known generation."""
+    """One operation on one sandbox at a known generation. ``asked_at``: when the bus
+    stored the client's request; of two ``set_timeout`` the one asked later counts."""
 
     uid: Uid
     project: Token
@@ -268,6 +273,7 @@ class EdgeOpItem(Message, frozen=True):
     deadline_s: float | None = None
     trace: str | None = None
     tighten: Tightening | None = None
+    asked_at: float = 0.0
 
 
 class EdgeOp(Versioned, frozen=True):

@@ -16,7 +16,7 @@ from schemas.registry import MODULES
 
 WANTED = (
     "VERSION", "HEADER_REPLY", "HEADER_TRACE", "HEADER_FRAME", "HEADER_OP", "HEADER_OFFSET",
-    "HEADER_HAVE", "HEADER_SOURCE", "plain_name", "whole_name",
+    "HEADER_HAVE", "HEADER_LEASE", "HEADER_SOURCE", "plain_name", "whole_name",
     "encode", "decode", "BadMessage", "ErrorReply", "Ok", "WireError",
     "SandboxSpec", "CreateRequest", "CreateReply", "ItemResult", "MAX_BATCH",
     "SandboxOpRequest", "OpReply", "JobRequest", "JobReply", "JobQuery", "JobPage", "JobInfo",
@@ -25,6 +25,7 @@ WANTED = (
     "CONNECT_WINDOW_BYTES", "ConnectRequest", "ConnectReply",
     "FileRequest", "FileReply", "FileEntry", "FileEvent", "InfoRequest", "InfoReply",
     "PolicyRequest", "PolicyReply", "StandingRequest", "StandingReply",
+    "LEASE_MAX_S", "LeaseRequest", "LeaseReply",
     "TRAJECTORY_PAGE", "TrajectoryRequest", "TrajectoryQuery", "TrajectoryPage",
     "TrajectoryRecord",
     "Limits", "Amounts", "ProjectCreate", "ProjectDelete", "ProjectInfo", "KeyCreate",

@@ -322,6 +322,8 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("dsec.exec.v1.*.*.*.resume.*", "core", "client", ("edge",), "StandingRequest", "go on"),
     Subject("dsec.exec.v1.*.*.*.policy.*", "core", "client", ("edge",), "PolicyRequest",
             "other rules for a running sandbox"),
+    Subject("dsec.exec.v1.*.*.*.verify.*", "core", "client", ("edge",), "LeaseRequest",
+            "a verifier's lease"),
     Subject("dsec.exec.v1.*.*.*.trajectory.*", "core", "client", ("edge",), "TrajectoryRequest",
             "what was done in it"),
     Subject("dsec.exec.v1.*.*.*.*.*", "core", "client", ("edge",), "FileRequest",

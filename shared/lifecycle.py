@@ -92,6 +92,9 @@ def _rows() -> Iterator[Transition]:
     yield t(PAUSED, "resumed", RUNNING, "edge")
     yield t(RESUMING, "resumed", RUNNING, "edge")
     yield t(RESUMING, "paused", PAUSED, "edge")
+    # the edge does both in turn; what it says of the first is of an older command
+    yield t(PAUSING, "resume", RESUMING, "client or reconciler")
+    yield t(RESUMING, "pause", PAUSING, "client or reconciler")
 
 
 TRANSITIONS: tuple[Transition, ...] = tuple(_rows())

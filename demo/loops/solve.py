@@ -2,7 +2,8 @@
 
 Owns: one rollout of it. Does not own: where it runs. The same function is called in a
 trainer (:func:`libdsec.rollout.here`) and in a worker (:func:`libdsec.rollout.submit`),
-so it imports only what both have.
+so it imports only what both have. Run again, it is answered from the log up to where it was:
+its model says the same to the same question.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ async def solve(rollout: Rollout) -> dict[str, Any]:
         command = await ask(rollout, {"task": prompt["task"], "said": said})
         if command is None:
             break
-        result = await sandbox.exec(command, op_id=rollout.op_id(f"turn-{turn}"), timeout=COMMAND_S)
+        result = await sandbox.exec(command, timeout=COMMAND_S)
         said.append({"command": command, "exit": result.exit_code, "output": result.text})
         rollout.tell({"turn": turn, "exit": result.exit_code})
-    checked = await sandbox.exec(prompt["check"], op_id=rollout.op_id("check"), timeout=COMMAND_S)
+    checked = await sandbox.exec(prompt["check"], timeout=COMMAND_S)
     return {"reward": 1.0 if checked.ok else 0.0, "turns": len(said)}
 
 

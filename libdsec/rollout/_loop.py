@@ -3,16 +3,20 @@
 Owns: what a loop is handed, its sandboxes, how its end is told. Does not own: where that
 is told (a file of the worker, a list of the trainer).
 
-Sandboxes have the names that the loop gives them: a loop that is run again, by a worker
-that was killed or a trainer that came back, gets those it had.
+Sandboxes have the names that the loop gives them, and calls on them are a script
+(:mod:`libdsec.forward`): a loop that is run again, by a worker that was killed or a trainer
+that came back, gets the sandboxes it had and the results of what it did in them, also those
+of a rollout that had ended. It must ask for the same again where it was answered the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +24,12 @@ import msgspec
 
 from libdsec import _ids
 from libdsec._create import CREATE_S
+from libdsec._portal import on_portal
 from libdsec.args import DSecRunArgs, Seconds
 from libdsec.client import DSecClient
-from libdsec.errors import DSecError
-from libdsec.rollout._messages import Event, Kind, Result, result_of
+from libdsec.errors import DSecError, SandboxDied
+from libdsec.forward import FastForward
+from libdsec.rollout._messages import Event, Kind, Result, noted, result_of
 from libdsec.sandbox import Sandbox
 
 log = logging.getLogger("libdsec")
@@ -51,28 +57,32 @@ class Rollout:
         self.sample = sample
         self._tell = tell
         self._routes = dict(routes)
-        self._sandboxes: dict[str, Sandbox] = {}
+        self._sandboxes: dict[str, FastForward] = {}
 
     def __repr__(self) -> str:
         return f"Rollout({self.run_id!r}, {self.index})"
 
     async def sandbox(
         self, args: DSecRunArgs, *, name: str = "agent", timeout: Seconds = CREATE_S
-    ) -> Sandbox:
+    ) -> FastForward:
         """The rollout's sandbox ``name``: made at the first call, the same one at every
-        other. It ends with the rollout."""
+        other, with what was done in it (:meth:`Sandbox.fast_forward`). It ends with the
+        rollout."""
         if name not in self._sandboxes:
-            self._sandboxes[name] = await self.client.create(
-                replace(args, job=self.run_id),
-                timeout=timeout,
-                request_id=_ids.named(self.client.project, self.run_id, str(self.index), name),
-            )
+            made = await self._made(replace(args, job=self.run_id), name, timeout)
+            self._sandboxes[name] = await made.fast_forward().__aenter__()
         return self._sandboxes[name]
 
-    def op_id(self, name: str) -> str:
-        """The id of the operation that the loop calls so: it never runs twice, also
-        where the loop is run again."""
-        return _ids.named(self.client.project, self.run_id, str(self.index), "op", name)
+    async def _made(self, args: DSecRunArgs, name: str, timeout: Seconds) -> Sandbox:
+        """Where it had ended in a life of the loop before, its log is still there."""
+        request_id = _ids.named(self.client.project, self.run_id, str(self.index), name)
+        try:
+            return await self.client.create(args, timeout=timeout, request_id=request_id)
+        except SandboxDied:
+            found = await self.client.get(request_id)
+            if found.state != "stopped":
+                raise
+            return found
 
     def address(self, route: str) -> tuple[str, int]:
         """Where a route of the worker is reached: host and port. Raises ``KeyError``
@@ -92,6 +102,7 @@ class Rollout:
 
 
 Loop = Callable[[Rollout], Awaitable[Any]]
+"""In the synchronous face, and in workers, a plain function too."""
 
 
 async def run_all(
@@ -116,10 +127,25 @@ async def run_all(
     tell("over", -1, None, False)
 
 
+async def _run(loop: Loop, rollout: Rollout) -> Any:
+    """A plain function gets a thread, and the synchronous face of its rollout: where that
+    runs on this loop."""
+    if inspect.iscoroutinefunction(loop) or not on_portal():
+        return await loop(rollout)
+    import libdsec.sync  # registers the faces  # noqa: F401
+    from libdsec._sync_face import wrap
+
+    pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, loop, wrap(rollout))
+    finally:
+        pool.shutdown(wait=False)
+
+
 async def _one(rollout: Rollout, loop: Loop, tell: Tell) -> None:
     tell("begun", rollout.index, None, False)
     try:
-        value = await loop(rollout)
+        value = await _run(loop, rollout)
         msgspec.json.encode(value)  # what is no JSON is the loop's mistake, said as such
     except DSecError as exc:
         tell("failed", rollout.index, f"{type(exc).__name__}: {exc}", exc.is_infra)
@@ -135,14 +161,15 @@ async def here(
     at_once: int = AT_ONCE, routes: Mapping[str, int] | None = None,
 ) -> list[Result]:  # fmt: skip
     """The same loop in this process, as the job ``run_id``: results in the order of the
-    rollouts. A process that runs it again gets the sandboxes it had, and the loop's own
-    operation ids decide what is not done twice. ``routes``: name → port on this machine."""
+    rollouts. A process that runs it again, after a death of the first, gets the sandboxes
+    it had and the results of all that was done in them, and goes on from there. ``routes``:
+    name → port on this machine."""
     results: dict[int, Result] = {}
 
     def tell(kind: Kind, index: int, data: Any, is_infra: bool) -> None:
         event = Event(0, 0.0, kind, index, data, is_infra)
         if (result := result_of(event, group_size)) is not None:
-            results[index] = result
+            results[index] = noted(result)
 
     async with client.job(run_id) as job:
         await run_all(

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from libdsec import counting
+
 HOME = "/var/lib/dsec-rollout"
 PLAN = f"{HOME}/plan.json"
 LOOP = f"{HOME}/loop.py"
@@ -59,6 +61,13 @@ class Result(msgspec.Struct, frozen=True):
     value: Any = None
     error: str | None = None
     is_infra: bool = False
+
+
+def noted(result: Result) -> Result:
+    """The same, counted where it says nothing about the policy."""
+    if result.is_infra:
+        counting.count("masked", "rollout")
+    return result
 
 
 def result_of(event: Event, group_size: int) -> Result | None:

@@ -37,6 +37,7 @@ from libdsec.rollout._messages import (
     Event,
     Plan,
     Result,
+    noted,
     result_of,
 )
 from libdsec.sandbox import Sandbox
@@ -47,6 +48,7 @@ FIRST_PORT = 8000
 GRANTS = (
     "sandbox.create", "sandbox.exec", "sandbox.files", "sandbox.connect", "sandbox.get",
     "sandbox.list", "sandbox.stop", "sandbox.pause", "sandbox.resume", "sandbox.set_timeout",
+    "sandbox.trajectory",
 )  # fmt: skip
 """What a worker's key may do, in the project of its run alone; its maker holds all of it."""
 ROLE, GROUP = {"dsec-rollout": "worker"}, "dsec-rollout-group"
@@ -154,7 +156,7 @@ class Run:
         found: dict[int, Result] = {}
         async for event in self.events():
             if (result := result_of(event, group_size)) is not None:
-                found[result.index] = result
+                found[result.index] = noted(result)
         return [found[index] for index in sorted(found)]
 
     async def pause(self) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from libdsec._portal import portal
 from libdsec.client import DSecClient
 from libdsec.errors import Unavailable
 from libdsec.rollout._loop import Loop, run_all
@@ -112,7 +113,7 @@ def main() -> None:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        asyncio.run(run())
+        portal().call(run())  # loops may be plain functions
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ Idleness is measured on the sandbox's own clock, so paused time is none of it.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 
@@ -26,7 +27,8 @@ class Activity:
 
     def __init__(self, clock: RunClock) -> None:
         self._clock = clock
-        self._busy: dict[object, Abort] = {}
+        self._busy: dict[object, tuple[Abort, str]] = {}
+        self._left = asyncio.Event()
         self.dropped_bytes = 0
         """Output of commands that nobody got, since the edge's start."""
         self.noted: deque[str] = deque(maxlen=MAX_NOTED)
@@ -37,20 +39,29 @@ class Activity:
         """Something was done."""
         self.at = self._clock.now()
 
-    def enter(self, key: object, abort: Abort) -> None:
-        """An operation begins: activity until :meth:`leave`. ``abort`` ends it early."""
-        self._busy[key] = abort
+    def enter(self, key: object, abort: Abort, *, holder: str = "") -> None:
+        """An operation begins: activity until :meth:`leave`. ``abort`` ends it early;
+        ``holder``: under whose lease it is."""
+        self._busy[key] = abort, holder
         self.touch()
 
     def leave(self, key: object) -> None:
         """The operation has ended."""
         self._busy.pop(key, None)
+        self._left.set()
         self.touch()
 
-    def abort(self, error: DsecError) -> None:
-        """Ends every operation."""
-        for abort in list(self._busy.values()):
-            abort(error)
+    def abort(self, error: DsecError, *, spare: str | None = None) -> None:
+        """Ends every operation, but for those under the lease of ``spare``."""
+        for abort, holder in list(self._busy.values()):
+            if holder != spare:
+                abort(error)
+
+    async def left(self, *, spare: str | None = None) -> None:
+        """Returns when every operation has ended, but for those of ``spare``."""
+        while any(holder != spare for _, holder in self._busy.values()):
+            self._left.clear()
+            await self._left.wait()
 
     @property
     def count(self) -> int:

@@ -17,13 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from msgspec import structs
+
 from schemas.exec import PolicyRequest
 from schemas.sandbox import EdgeOpItem, Observation, Observed
-from services.edge import records, repolicing, rules
+from services.edge import records, repolicing, rules, timerecords, timeup
 from services.edge.activity import Activity
 from services.edge.admission import Amount
 from services.edge.branches import Captures
-from services.edge.drivers.base import BackendReport, Driver, Exited, Handle, Resumable
+from services.edge.drivers.base import BackendReport, Driver, Exited, Handle
 from services.edge.ending import CANCEL_S, Ending, Fate, Interrupted
 from services.edge.journal import Journal
 from services.edge.layers.locate import Locator
@@ -44,8 +46,6 @@ TELL_STARTING_S = 0.5
 """A start that takes longer is announced before it has ended."""
 READY_S = 10.0
 """Longest wait of a command for a sandbox that is being resumed or found again."""
-LOOK_S = 5.0
-"""Longest question whether commands run in a sandbox that seems idle."""
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 15.0
 MAX_QUEUED = 64
 
@@ -63,6 +63,7 @@ class Context:
     starts: asyncio.Semaphore
     stop_timeout_s: float
     recover_timeout_s: float
+    verifying_max_s: float
     report: Callable[[str], BackendReport]
     gone: Callable[[Sandbox], None]
     captures: Captures
@@ -89,8 +90,9 @@ class Sandbox:
         self.time = Timekeeper(
             row.times, context.clock, self.activity,
             started_at=row.started_at or context.clock.now(),
-            running=lambda: self.pauses.standing == "running", idle=self._seems_idle,
-            deadline=lambda: self.end(Ending("stopped", "deadline")),
+            running=lambda: self.pauses.standing == "running", turn=self._time_is_up,
+            end=lambda cause: self.end(Ending("stopped", cause)),
+            kept=row.kept, held_max_s=context.verifying_max_s,
         )  # fmt: skip
         self.asks = Asks(lambda order: self.operate(order, None))
         self._context = context
@@ -135,13 +137,13 @@ class Sandbox:
     def operate(self, verb: str, item: EdgeOpItem | None) -> None:
         """Queues an operation; new time limits are in force at once, however long the
         queue. Raises ``Unavailable`` when too many wait."""
+        if verb == "set_timeout" and item is not None:
+            self.time.renew(item.ttl_running_stop, item.deadline_s, asked_at=item.asked_at)
+            if self._phase == "live" and self.ending is None:
+                self.time.look()
         if self._queue.full():
             raise Unavailable(f"sandbox {self.uid}: too many operations wait")
         self._queue.put_nowait((verb, item))
-        if verb == "set_timeout" and item is not None:
-            self.time.renew(item.ttl_running_stop, item.deadline_s)
-            if self._phase == "live" and self.ending is None:
-                self.time.look()
 
     async def found(self) -> None:
         """Returns when the sandbox is there, paused or not. Raises as :meth:`ready`."""
@@ -183,6 +185,10 @@ class Sandbox:
 
     async def enforce(self, request: PolicyRequest) -> Handle:
         return await repolicing.enforce(self, self._context, request)
+
+    async def keep_time(self) -> None:
+        """Journals what of its time is kept."""
+        await self._context.observer.emit([], timerecords.keep(self.uid, self.time.durable))
 
     def observation(self, observed: Observed | None = None, **more: Any) -> Observation:
         """What is true now, at the present generation."""
@@ -338,7 +344,7 @@ class Sandbox:
         if item is not None or error or before != self.pauses.standing:
             if verb == "wake" and error is None:
                 error, self._failure = self._failure, None
-            await self._tell(verb, error)
+            await self._tell(verb, error, item.generation if item else self.generation)
         self.asks.done(verb, error)
         if self.ending is None:
             self.time.look()
@@ -352,49 +358,29 @@ class Sandbox:
             self.activity.touch()
         elif verb == "tighten":
             await repolicing.tighten(self, self._context)
-        elif verb == "idle":
-            await self._idle(self.handle)
+        elif verb == "time":
+            await timeup.act(self, self.handle)
 
-    async def _tell(self, verb: str, error: DsecError | None) -> None:
+    async def _tell(self, verb: str, error: DsecError | None, generation: int) -> None:
         paused = self.pauses.standing == "paused"
         observed: Observed = "paused" if paused else "running" if verb in rules.QUIET else "resumed"
         row = records.state(self.uid, self.generation, paused=paused, times=self.time.times)
-        observation = self.observation(observed, error=to_wire(error) if error else None)
-        await self._context.observer.emit([observation], row, records.op_done(self.uid, verb))
+        time = timerecords.keep(self.uid, self.time.durable)
+        if verb == "set_timeout":  # has an order of its own, and is true of any command
+            generation = self.generation
+        failure = to_wire(error) if error else None
+        found = self.observation(observed, error=failure)
+        observation = structs.replace(found, generation=generation)
+        done = records.op_done(self.uid, verb)
+        await self._context.observer.emit([observation], row, time, done)
 
     def _cannot_stand(self, error: DsecError) -> None:
         self._failure = error
         self.nudge()
 
-    # -- time ---------------------------------------------------------------------
-
-    def _seems_idle(self) -> bool:
+    def _time_is_up(self) -> bool:
         """In turn with everything else: what came before it is work."""
         with contextlib.suppress(Unavailable):
-            self.operate("idle", None)
+            self.operate("time", None)
             return True
         return False
-
-    async def _idle(self, handle: Handle) -> None:
-        """Time is up for an idle sandbox, unless work came in meanwhile."""
-        if not self.time.idle_taken():
-            return
-        if await self._commands_run(handle):
-            self.activity.touch()
-        elif not self.time.idle_taken():
-            return
-        elif self.accepted.resolved.spec.on_timeout == "pause":
-            self.activity.touch()  # where it can't be paused: not again at once
-            await self.pauses.pause(handle)
-        else:
-            self.end(Ending("stopped", "idle_timeout"))
-
-    async def _commands_run(self, handle: Handle) -> bool:
-        """Whether commands run that nobody follows, as after a restart of the edge."""
-        if not isinstance(self.driver, Resumable):
-            return False
-        try:
-            return await self.fate.race(self.driver.commands(handle), LOOK_S) > 0
-        except (DsecError, TimeoutError) as exc:
-            log.warning("sandbox %s does not say what runs: %r", self.uid, exc)
-            return False

@@ -92,6 +92,7 @@ class Edge:
                 limits=limits, start_concurrency=settings.start_concurrency,
                 stop_timeout_s=settings.stop_timeout_s,
                 recover_timeout_s=settings.recover_timeout_s,
+                verifying_max_s=settings.verifying_max_s,
             ),
             measured=lambda: self.meter.last, added=self.routes.serve, routes=self.routes.known,
         )  # fmt: skip

@@ -8,11 +8,12 @@ so project and principal are believed, and nothing in a body is.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import get_args
 
 import msgspec
 
-from schemas.exec import HEADER_HAVE, HEADER_OFFSET, ExecVerb
+from schemas.exec import HEADER_HAVE, HEADER_LEASE, HEADER_OFFSET, ExecVerb
 from shared.errors import InvalidRequest
 
 VERBS = frozenset(get_args(ExecVerb))
@@ -49,6 +50,12 @@ def may_reply(call: Call, reply: str) -> bool:
     prefix = ["dsec", "out", "v1", call.node, call.principal]
     wild = {"*", ">", ""}
     return parts[:5] == prefix and len(parts) == 7 and not wild.intersection(parts)
+
+
+def holder(call: Call, headers: Mapping[str, str]) -> str:
+    """Under whose lease a request is made, "" without one."""
+    lease = headers.get(HEADER_LEASE)
+    return f"{call.principal}/{lease}" if lease else ""
 
 
 def fingerprint(call: Call, body: bytes) -> bytes:

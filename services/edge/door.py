@@ -83,7 +83,7 @@ class Door:
         self._link = link
         self._execs = execs
         self._trail = trail
-        page = Verb(TrajectoryRequest, TrajectoryPage, trail.page, wakes=False)
+        page = Verb(TrajectoryRequest, TrajectoryPage, trail.page, wakes=False, aside=True)
         self._verbs = {**VERBS, "trajectory": page}
         self._observer = observer
         self._clock = clock
@@ -178,6 +178,10 @@ class Door:
             again = known.join(msg.reply, request.offset) if joins else known.attach(msg.reply)
             self._spawn(again)
             return
+        headers = msg.headers or {}
+        holder = calls.holder(call, headers)
+        if not verb.aside and (refusal := sandbox.time.refusal(holder)) is not None:
+            raise refusal
         busy = sandbox.activity.count - self._room.held(call.uid)
         if busy >= self._ops_per_sandbox:
             raise _full(f"{busy} operations run in this sandbox")
@@ -191,14 +195,13 @@ class Door:
         op.runs_by(sandbox.clock)
         op.stays = verb.resume is not None and offered(sandbox.driver, Resumable) is not None
         op.repeats = verb.repeats and not verb.once(request)
-        headers = msg.headers or {}
         if have := headers.get(HEADER_HAVE):
             op.source = headers.get(HEADER_SOURCE)
             op.asked_again(calls.have(have))
         self._room.enter(call)
         self._running[key] = op
         if verb.wakes:  # looking at a sandbox is no activity
-            sandbox.activity.enter(op, op.abort)
+            sandbox.activity.enter(op, op.abort, holder=holder)
         trace = headers.get(HEADER_TRACE)
         op.task = self._spawn(self._perform(op, sandbox, verb, request, msg.data, trace))
 

@@ -14,9 +14,11 @@ from typing import Any
 
 from schemas.base import Versioned, decode, encode
 from schemas.sandbox import EdgeOpItem, Observation, ResolvedSpec, StartItem
+from services.edge import timerecords
 from services.edge.claims import Claim
 from services.edge.drivers.base import Handle
 from services.edge.rules import Times
+from services.edge.verifying import Kept
 
 SCHEMA_VERSION = 2
 TOMBSTONE_S = 24 * 3_600.0
@@ -57,8 +59,7 @@ create index if not exists exec_seq on exec (uid, seq);
 create table if not exists outbox (
     id integer primary key, kind text not null, data blob not null
 );
-"""
-
+""" + timerecords.SCHEMA
 
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (
@@ -100,6 +101,7 @@ class SandboxRow:
     started_at: float | None = None
     paused: bool = False
     seq: int = 0
+    kept: Kept = Kept()
 
     @property
     def uid(self) -> str:
@@ -200,6 +202,7 @@ def remove(uid: str) -> list[Change]:
     return [
         ("delete from sandbox where uid = ?", (uid,)),
         ("delete from op where uid = ?", (uid,)),
+        timerecords.forget(uid),
         (f"delete from exec where uid = ? and {_TOLD}", (uid,)),
     ]
 
@@ -280,6 +283,7 @@ def prune(now: float) -> list[Change]:
     newest = "delete from {0} where at <= (select at from {0} order by at desc limit 1 offset ?)"
     return [
         ("delete from op where uid not in (select uid from sandbox)", ()),
+        ("delete from timing where uid not in (select uid from sandbox)", ()),
         ("delete from tombstone where at < ?", (now - TOMBSTONE_S,)),
         (_KEEP_NUMBERS, ()),
         (_ENDED, ()),
@@ -306,18 +310,21 @@ _LARGEST = (
 
 def load_sandboxes(db: sqlite3.Connection) -> list[SandboxRow]:
     """All live sandboxes."""
+    kept = timerecords.load(db)
     rows = db.execute(
         "select accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused, "
         "max(seq, coalesce((select max(seq) from exec where exec.uid = sandbox.uid), 0)) "
         "from sandbox"
     )
-    return [
-        SandboxRow(
-            decode(accepted, Accepted), generation, Times(idle_s, deadline_s),
-            _handle(handle), epoch, started_at, bool(paused), seq,
-        )
-        for accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused, seq in rows
-    ]  # fmt: skip
+    found = []
+    for accepted, generation, idle_s, deadline_s, handle, epoch, started_at, paused, seq in rows:
+        start = decode(accepted, Accepted)
+        times = Times(idle_s, deadline_s, start.resolved.spec.scoring_grace_s)
+        found.append(SandboxRow(
+            start, generation, times, _handle(handle), epoch, started_at, bool(paused), seq,
+            kept.get(start.item.uid, Kept()),
+        ))  # fmt: skip
+    return found
 
 
 def load_ops(db: sqlite3.Connection) -> list[tuple[str, EdgeOpItem]]:

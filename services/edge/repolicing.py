@@ -30,7 +30,8 @@ _changes: set[asyncio.Task[Handle]] = set()
 
 def check(request: PolicyRequest) -> None:
     """Raises ``InvalidRequest`` where nothing is to change."""
-    if request.network_rules is None and request.policy is None and request.stage is None:
+    asked = (request.network_rules, request.policy, request.stage, request.offline)
+    if all(part is None for part in asked):
         raise InvalidRequest("name network_rules, policy or stage", field="policy")
 
 
@@ -42,6 +43,8 @@ def changed(spec: SandboxSpec, request: PolicyRequest) -> SandboxSpec:
         spec = replace(spec, policy=request.policy)
     if request.stage is not None:
         spec = replace(spec, policy={**(spec.policy or {}), "stage": request.stage or None})
+    if request.offline is not None:
+        spec = replace(spec, offline=request.offline)
     return spec
 
 

@@ -6,8 +6,8 @@ is called, whether a spec can be honoured. Does not own: doing it (actor, superv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from schemas.sandbox import ResolvedSpec, SandboxSpec, StartItem
@@ -53,9 +53,14 @@ def judge_start(
     return "start"
 
 
-def judge_op(verb: str, generation: int, *, present: int) -> Literal["do", "repeat"]:
+def judge_op(
+    verb: str, generation: int, *, present: int, asked_at: float = 0.0, renewed_at: float = 0.0
+) -> Literal["do", "repeat"]:
     """Whether an operation is new. An older one is a late delivery. A stop of the
-    present command is always obeyed: stopping twice does no harm."""
+    present command is always obeyed: stopping twice does no harm. Time limits have an order
+    of their own, when they were asked for: the later ones count, whichever comes first."""
+    if verb == "set_timeout":
+        return "do" if asked_at >= renewed_at else "repeat"
     if generation < present:
         return "repeat"
     if generation == present and verb in ("pause", "resume"):
@@ -66,17 +71,19 @@ def judge_op(verb: str, generation: int, *, present: int) -> Literal["do", "repe
 @dataclass(frozen=True, slots=True)
 class Times:
     """Limits of a sandbox's life in seconds, ``None`` = none. ``deadline_s`` counts
-    from its start, ``idle_s`` from its last activity while it runs."""
+    from its start, ``idle_s`` from its last activity while it runs. ``scoring_s``: how long
+    it stands for a verifier after that."""
 
     idle_s: float | None = None
     deadline_s: float | None = None
+    scoring_s: float = 0.0
 
     def renewed(self, idle_s: float | None, deadline_s: float | None, *, age_s: float) -> Times:
         """With new values that count from now, ``age_s`` after the start; ``None`` leaves
         one as it is, 0 removes it."""
         if deadline_s:
             deadline_s += max(0.0, age_s)
-        return Times(_new(self.idle_s, idle_s), _new(self.deadline_s, deadline_s))
+        return Times(_new(self.idle_s, idle_s), _new(self.deadline_s, deadline_s), self.scoring_s)
 
 
 def _new(old: float | None, new: float | None) -> float | None:
@@ -84,28 +91,60 @@ def _new(old: float | None, new: float | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Age:
+    """A sandbox in time: seconds since its start and since its last activity, whether it
+    ``runs`` (or stands still), for how long a verifier's lease is still held, and, once it
+    stands for verifiers alone, what ended its work (``scoring``) how long ago."""
+
+    age_s: float
+    idle_s: float = 0.0
+    runs: bool = True
+    held_s: float = 0.0
+    scoring: tuple[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Due:
-    """``cause`` when time is up; else look again in ``wait_s`` (``None``: never)."""
+    """``cause`` when time is up, and what comes ``then``: its ``end``, or that it stands
+    for a verifier alone (``score``). Else look again in ``wait_s`` (``None``: never)."""
 
-    cause: Literal["idle_timeout", "deadline"] | None = None
+    cause: str | None = None
     wait_s: float | None = None
+    then: Literal["end", "score"] = "end"
 
 
-def due(times: Times, *, age_s: float, idle_s: float, running: bool) -> Due:
-    """Whether a sandbox's time is up, ``age_s`` after its start and ``idle_s`` after its
-    last activity. One that does not run (paused) is not idle; its deadline goes on."""
-    waits: list[float] = []
+def due(times: Times, at: Age, *, held_max_s: float = 0.0) -> Due:
+    """Whether a sandbox's time is up. One that does not run (paused) is not idle, nor is
+    one whose verifier holds a lease; its deadline goes on. A lease holds off what follows
+    for at most ``held_max_s`` after time was up; the time for scoring counts from then
+    too."""
+    up = at.scoring or _up(times, at)
+    if up is None:
+        return Due(None, min(_left(times, at), default=None))
+    cause, over_s = up
+    held_s = min(at.held_s, held_max_s - over_s)
+    if held_s > 0:
+        return Due(None, held_s)
+    left_s = times.scoring_s - over_s
+    if left_s <= 0:
+        return Due(cause)
+    return Due(None, left_s) if at.scoring else Due(cause, then="score")
+
+
+def _up(times: Times, at: Age) -> tuple[str, float] | None:
+    """The limit that was reached, and how long ago."""
+    if times.deadline_s is not None and at.age_s >= times.deadline_s:
+        return "deadline", at.age_s - times.deadline_s
+    if times.idle_s is not None and at.runs and at.held_s <= 0 and at.idle_s >= times.idle_s:
+        return "idle_timeout", 0.0
+    return None
+
+
+def _left(times: Times, at: Age) -> Iterator[float]:
     if times.deadline_s is not None:
-        left = times.deadline_s - age_s
-        if left <= 0:
-            return Due("deadline")
-        waits.append(left)
-    if times.idle_s is not None and running:
-        left = times.idle_s - idle_s
-        if left <= 0:
-            return Due("idle_timeout")
-        waits.append(left)
-    return Due(None, min(waits) if waits else None)
+        yield times.deadline_s - at.age_s
+    if times.idle_s is not None and at.runs:
+        yield max(times.idle_s - at.idle_s, at.held_s)
 
 
 def demand(spec: SandboxSpec) -> Amount:
@@ -158,6 +197,10 @@ def check_spec(spec: SandboxSpec, report: BackendReport) -> DsecError | None:
     if spec.on_timeout == "pause" and not (pause and pause.supported):
         why = pause.reason if pause else "it stops only"
         return Unsupported(f"backend {spec.backend} can't pause: {why}", field="on_timeout")
+    clear = report.features.get("clear")
+    if spec.scoring_grace_s and not (clear and clear.supported):
+        text = f"backend {spec.backend} cannot end an agent's processes alone"
+        return Unsupported(text, field="scoring_grace_s")
     return None
 
 
@@ -172,14 +215,15 @@ def check_routes(spec: SandboxSpec, known: Collection[str]) -> DsecError | None:
 def policy_of(spec: SandboxSpec) -> policies.Policy:
     """What is to be in force. Raises ``InvalidRequest`` or ``Unsupported``."""
     read = policies.read(spec.policy, spec.network_rules, spec.require)
-    return policies.tightened(read, spec.tighten)
+    policy = policies.tightened(read, spec.tighten)
+    return replace(policy, network=()) if spec.offline else policy
 
 
 def times(spec: SandboxSpec) -> Times:
     """The limits of its life; a policy's wall time is a deadline."""
     policy = policy_of(spec)
     ends = [s for s in (spec.deadline_s, policy.limits.wall_time_s) if s is not None]
-    return Times(spec.ttl_running_stop, min(ends, default=None))
+    return Times(spec.ttl_running_stop, min(ends, default=None), spec.scoring_grace_s)
 
 
 def _least(*limits: int | None) -> int | None:

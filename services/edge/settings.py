@@ -20,7 +20,8 @@ class Settings(Common, kw_only=True):
     factor of overcommit multiplies them. Floors are what must stay free for a
     start to be admitted; ``pressure_*`` are the shares of stalled time (0…1) over
     which nothing starts. ``routes``: addresses that sandboxes may be given, as
-    ``name=host:port`` with commas between; the bus is one by the name ``bus``."""
+    ``name=host:port`` with commas between; the bus is one by the name ``bus``.
+    ``verifying_max_s``: how long a verifier may hold a sandbox, and its end off."""
 
     node: str
     state_dir: str = "/var/lib/dsec/edge"
@@ -46,6 +47,7 @@ class Settings(Common, kw_only=True):
     start_concurrency: int = 16
     stop_timeout_s: float = 30.0
     recover_timeout_s: float = 20.0
+    verifying_max_s: float = 3_600.0
     ops_per_sandbox: int = 64
     ops_per_node: int = 2_048
     connections_per_sandbox: int = 128

@@ -49,6 +49,7 @@ class Bounds:
     start_concurrency: int = 16
     stop_timeout_s: float = 30.0
     recover_timeout_s: float = 20.0
+    verifying_max_s: float = 3_600.0
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class Supervisor:
             journal=journal, observer=observer, locator=locator, clock=clock,
             starts=asyncio.Semaphore(bounds.start_concurrency),
             stop_timeout_s=bounds.stop_timeout_s, recover_timeout_s=bounds.recover_timeout_s,
+            verifying_max_s=bounds.verifying_max_s,
             report=self._report, gone=self._gone, captures=Captures(self.find),
         )  # fmt: skip
 
@@ -255,12 +257,14 @@ class Supervisor:
         sandbox = self.sandboxes.get(item.uid)
         if sandbox is None or sandbox.project != item.project:
             self._absent(verb, item, decided)
-        elif rules.judge_op(verb, item.generation, present=sandbox.generation) == "repeat":
+        elif _judged(verb, item, sandbox) == "repeat":
             if sandbox.settled:
                 decided.observations.append(sandbox.observation())
         else:
             if item.tighten is not None:
                 decided.changes.append(repolicing.note(sandbox, item.tighten))
+            if verb == "set_timeout":
+                sandbox.time.judged_at = item.asked_at
             decided.changes.append(records.op(verb, item))
             decided.actions.append(lambda: self._apply(sandbox, verb, item))
             if verb == "stop":
@@ -350,6 +354,13 @@ class Supervisor:
         if self.sandboxes.get(sandbox.uid) is sandbox:
             del self.sandboxes[sandbox.uid]
             self.committed = self.committed.minus(sandbox.demand)
+
+
+def _judged(verb: str, item: EdgeOpItem, sandbox: Sandbox) -> str:
+    return rules.judge_op(
+        verb, item.generation, present=sandbox.generation, asked_at=item.asked_at,
+        renewed_at=sandbox.time.judged_at,
+    )  # fmt: skip
 
 
 def _uids(command: Command) -> list[str]:

@@ -22,6 +22,8 @@ from schemas.exec import (
     FileRequest,
     InfoReply,
     InfoRequest,
+    LeaseReply,
+    LeaseRequest,
     PackReply,
     PackRequest,
     PolicyReply,
@@ -29,7 +31,7 @@ from schemas.exec import (
     StandingReply,
     StandingRequest,
 )
-from services.edge import fileverbs, repolicing, snapshots, standing
+from services.edge import fileverbs, repolicing, snapshots, standing, timeup
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
     ExecOutcome,
@@ -51,7 +53,7 @@ LIVE = ("running", "pausing", "paused", "resuming")
 
 Reply = (
     ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | StandingReply | PackReply
-    | Page
+    | LeaseReply | Page
 )  # fmt: skip
 
 
@@ -60,7 +62,8 @@ class Verb:
     """A verb: its request, its reply, what it does, whether a repetition of it would
     do harm (``once``: then its intent and result are journalled), whether it belongs to the
     trajectory (``logs``: then they are too), what is wrong with a
-    request (``check`` raises), whether it needs a running sandbox (``wakes``), how to go on
+    request (``check`` raises), whether it needs a running sandbox (``wakes``), whether it
+    is let in also while a verifier has the sandbox for itself (``aside``), how to go on
     with what an earlier edge process began (``resume``; ``None``: nobody knows it), whether
     its client may begin again where it was not journalled (``repeats``), the class of its
     ``operation``."""
@@ -72,6 +75,7 @@ class Verb:
     logs: Callable[[Any], bool] = lambda request: False
     check: Callable[[Any], None] = lambda request: None
     wakes: bool = True
+    aside: bool = False
     resume: Callable[[Sandbox, Any, Operation], Awaitable[Reply | None]] | None = None
     repeats: bool = True
     operation: type[Operation] = Operation
@@ -183,6 +187,7 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
         op_id=request.op_id, uid=sandbox.uid, state=sandbox.state, epoch=sandbox.epoch,
         metrics=metrics, enforcement=dict(handle.enforcement) if handle else {},
         idle_s=sandbox.activity.idle_s,
+        time_up=sandbox.time.up,
     )  # fmt: skip
 
 
@@ -199,14 +204,15 @@ VERBS: dict[str, Verb] = {
     "exec": Verb(
         ExecRequest, ExecReply, run_exec, _always, _always, check_exec, resume=resume_exec
     ),
-    "info": Verb(InfoRequest, InfoReply, run_info, wakes=False),
+    "info": Verb(InfoRequest, InfoReply, run_info, wakes=False, aside=True),
     "policy": Verb(
         PolicyRequest, PolicyReply, repolicing.run_policy, check=repolicing.check, wakes=False
     ),
-    "pause": Verb(StandingRequest, StandingReply, standing.run_pause, wakes=False),
-    "resume": Verb(StandingRequest, StandingReply, standing.run_resume, wakes=False),
+    "pause": Verb(StandingRequest, StandingReply, standing.run_pause, wakes=False, aside=True),
+    "resume": Verb(StandingRequest, StandingReply, standing.run_resume, wakes=False, aside=True),
     "connect": Verb(ConnectRequest, ConnectReply, run_connect, repeats=False, operation=Connection),
-    "pack": Verb(PackRequest, PackReply, snapshots.run_pack, wakes=False),
+    "pack": Verb(PackRequest, PackReply, snapshots.run_pack, wakes=False, aside=True),
+    "verify": Verb(LeaseRequest, LeaseReply, timeup.run_verify, wakes=False, aside=True),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read, logs=_placed),
     "file_write": Verb(
         FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append), _always,

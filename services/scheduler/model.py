@@ -99,6 +99,7 @@ class NodeOp:
     deadline_s: float | None = None
     trace: str | None = None
     tighten: Tightening | None = None
+    asked_at: float = 0.0
 
 
 @dataclass(slots=True)

@@ -65,6 +65,7 @@ def _set_timeout(changes: Changes, row: Sandbox, command: OpCommand) -> ItemResu
                 ttl_running_stop=request.ttl_running_stop,
                 deadline_s=request.deadline_s,
                 trace=command.trace,
+                asked_at=command.asked_at,
             )
         )
     return None

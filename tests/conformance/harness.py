@@ -88,6 +88,7 @@ LACKS: dict[str, dict[str, str]] = {
         "test_commands_run_side_by_side": "its shell has no loops",
         "test_a_port_is_reached_once_something_listens": "its shell serves nothing",
         "test_rights_are_the_users": "its files have no owners",
+        "test_what_a_command_left_behind_is_gone": "what its commands leave behind does nothing",
     }
 }
 """Tests that a driver can't be put to, and why: of its means, never of its promises."""

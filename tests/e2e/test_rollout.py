@@ -36,7 +36,7 @@ async def waits(rollout):
     sandbox = await rollout.sandbox(args)
     rollout.tell("it is there")
     line = "until test -e /tmp/go; do sleep 0.2; done"
-    return (await sandbox.exec(line, op_id=rollout.op_id("wait"), timeout=300)).exit_code
+    return (await sandbox.exec(line, timeout=300)).exit_code
 """
 TRAINER = """
 import asyncio, sys
@@ -50,6 +50,24 @@ async def main():
                                    group_size=3, args=args, routes=["model"])
         async for event in run.events():
             print(event.seq, flush=True)
+asyncio.run(main())
+"""
+
+LOOPING = """
+import asyncio, sys
+from libdsec import DSecClient, rollout
+from demo.loops.solve import solve
+from tests.e2e.test_rollout import LINES, task
+async def told(r):
+    print("begun", flush=True)
+    found = await solve(r)
+    await (await r.sandbox(None)).stop()
+    print("ended", flush=True)
+    return found
+async def main():
+    async with DSecClient(keep=True) as client:
+        await rollout.here(client, "looping", loop=told, prompts=[task(), task(LINES[:2])],
+                           group_size=2, at_once=2, routes={"model": int(sys.argv[1])})
 asyncio.run(main())
 """
 
@@ -106,6 +124,48 @@ async def test_the_same_loop_runs_in_the_trainer_and_in_a_worker(
     assert [r.value for r in mine] == [r.value for r in theirs]
     assert [r.value["reward"] for r in mine] == [1.0, 1.0, 0.0, 0.0]
     assert [(r.prompt, r.sample) for r in theirs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+async def test_a_killed_trainer_with_its_loop_goes_on_without_replay(
+    container_system: LocalSystem, containers: DSecClient, layers: Sequence[str], port: int
+) -> None:
+    """The loop runs in a trainer that gets SIGKILL in the middle, when some rollouts have
+    ended already. Its successor comes to what a worker comes to, and every line of theirs
+    was written once: else the check that compares them would fail."""
+    access = {"DSEC_URL": container_system.url, "DSEC_API_KEY": container_system.admin_key,
+              "DSEC_PROJECT": container_system.project}  # fmt: skip
+    trainer = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LOOPING, str(port), cwd=ROOT, env=os.environ | access,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert trainer.stdout is not None
+    async with asyncio.timeout(RUN_S):
+        while await trainer.stdout.readline() != b"ended\n":
+            pass
+        await trainer.stdout.readline()  # something of another one
+    trainer.kill()
+    await trainer.wait()
+    many: dict[str, Any] = {"prompts": [task(), task(LINES[:2])], "group_size": 2}
+    told: list[dict[str, Any]] = []
+
+    async def again(r: rollout.Rollout) -> dict[str, Any]:
+        found = await solve(r)
+        agent = await r.sandbox(args=DSecContainerRunArgs())  # it is there
+        told.append({"replayed": agent.replayed, "steps": agent.step})
+        return found
+
+    async with asyncio.timeout(RUN_S):
+        mine = await rollout.here(
+            containers, "looping", loop=again, at_once=2, routes={"model": port}, **many
+        )
+    async with await submitted(containers, "looping-there", layers, **many) as run:
+        theirs = await finished(run)
+        await run.stop()
+    assert [r.error for r in mine] == [None] * 4
+    assert [r.value for r in mine] == [r.value for r in theirs]
+    assert [r.value["reward"] for r in mine] == [1.0, 1.0, 0.0, 0.0]
+    assert any(t["replayed"] == t["steps"] > 0 for t in told), "an ended one was done again"
+    assert 0 < sum(t["replayed"] for t in told) < sum(t["steps"] for t in told)
 
 
 async def test_a_killed_trainers_successor_hears_the_rest_and_nothing_runs_twice(

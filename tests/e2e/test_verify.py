@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from libdsec import DSecClient, DSecContainerRunArgs, DSecError, InvalidRequest, Sandbox
+from libdsec import (
+    Conflict,
+    DSecClient,
+    DSecContainerRunArgs,
+    DSecError,
+    InvalidRequest,
+    Sandbox,
+    SandboxDied,
+)
 from libdsec.verify import Evidence, Task, grade, preflight
 from services.local import LocalSystem
 from tests.e2e.conftest import open_client, until
@@ -104,7 +112,7 @@ async def test_what_an_agent_planted_does_not_reach_the_verdict(
     await agent.exec(plant, cwd="/workspace", check=True, timeout=20)
     found = await grade(agent, task(command="PYTHONPATH=/workspace python3 -B checks/check_add.py"),
                         client=containers)  # fmt: skip
-    assert (found.reward, found.is_infra, found.details["fresh"]) == (0.0, False, True)
+    assert (found.reward, found.is_infra, found.details.get("fresh")) == (0.0, False, True), found
 
 
 async def test_what_a_grader_saw_is_told_to_audit(containers: DSecClient, agent: Sandbox) -> None:
@@ -157,6 +165,56 @@ async def test_without_a_repository_the_verdict_is_taken_in_place_alone(
         assert (await sandbox.exec("pgrep", "-f", "SystemExit")).text == ""
         await sandbox.files.write("/workspace/calc.py", "def add(a, b):\n    return a + b\n")
         assert (await grade(sandbox, plain, client=containers)).reward == 1.0
+
+
+async def test_in_place_the_node_ends_what_ran_and_another_user_judges_offline(
+    containers: DSecClient,
+) -> None:
+    """(S04) Also where the agent, as root, took the image's tools to kill with."""
+    plain = task(
+        layers=["py:3.11", "verify-plain:1"], args={**LIMITS, "network_rules": {"pypi": True}},
+        command='test "$(id -u)" != 0 && ! touch calc.py 2>/dev/null && cat calc.py',
+    )  # fmt: skip
+    async with await containers.run_container(plain.run_args()) as sandbox:
+        before = (await sandbox.info()).enforcement["network"]
+        await sandbox.exec(
+            "umask 077; echo hers > /workspace/calc.py; setsid sleep 1001 >/dev/null 2>&1 &"
+            "mkdir -p /usr/local/bin; printf '#!/bin/sh\\n' > /usr/local/bin/kill;"
+            "chmod +x /usr/local/bin/kill", check=True,
+        )  # fmt: skip
+        found = await grade(sandbox, plain)
+        assert (found.reward, found.details["fresh"]) == (1.0, False), found
+        assert found.details["output"] == "hers\n"
+        assert (await sandbox.exec("pgrep", "-f", "sleep 1001")).text == ""
+        after = (await sandbox.info()).enforcement["network"]
+        assert before != after and after.startswith("none")
+
+
+async def test_who_ran_out_of_time_is_scored_within_the_time_for_it(
+    containers: DSecClient,
+) -> None:
+    for fresh in (True, False):
+        args = replace(task().run_args(), scoring_grace_s=600)
+        async with await containers.run_container(args) as sandbox:
+            await sandbox.exec("sed -i s/-/+/ calc.py", cwd="/workspace", check=True)
+            await sandbox.set_timeout(deadline_s=0.5)
+            with pytest.raises(SandboxDied) as died:
+                await sandbox.exec("sleep 600; sed -i s/+/-/ /workspace/calc.py", timeout=120)
+            assert (died.value.cause, died.value.is_infra) == ("deadline", False)
+            found = await grade(sandbox, task(), client=containers if fresh else None)
+            assert (found.reward, found.details["fresh"]) == (1.0, fresh)
+
+
+async def test_one_at_a_time_judges_and_nobody_is_let_in_beside(containers: DSecClient) -> None:
+    async with await containers.run_container(task().run_args()) as sandbox:
+        async with sandbox.verifying() as held:
+            with pytest.raises(Conflict):
+                await grade(sandbox, task())
+            await held.alone()
+            with pytest.raises(Conflict):
+                await sandbox.exec("true")
+            assert (await held.exec("echo mine")).text == "mine\n"
+        assert (await sandbox.exec("echo ours")).text == "ours\n"
 
 
 async def test_a_report_is_judged_and_the_agent_cannot_write_it(

@@ -205,12 +205,13 @@ class Caller:
 
     async def call(
         self, uid: str, verb: str, request: Any, *, project: str = PROJECT, body: bytes = b"",
+        headers: dict[str, str] | None = None,
     ) -> Answer:  # fmt: skip
         """Sends a request; the answer fills as frames come."""
         reply = out(NODE, self.principal, self.connection, request.op_id)
         answer = self.answers[reply] = Answer(reply)
         subject = exec_(project, NODE, uid, verb, self.principal)
-        await self.client.publish(subject, body or encode(request), reply=reply)
+        await self.client.publish(subject, body or encode(request), reply=reply, headers=headers)
         return answer
 
     async def io(

@@ -81,6 +81,16 @@ async def test_a_failed_resume_is_no_end_and_may_be_repeated(system: Cluster) ->
     await system.scheduler.observed(other, "stopped")
 
 
+async def test_what_is_told_of_an_operation_is_of_its_command(system: Cluster) -> None:
+    """Else a pause that ends when a resume was asked for already would seem to be that."""
+    uid = await system.running()
+    await system.scheduler.op("pause", uid, generation=2)
+    await system.scheduler.op("resume", uid, generation=3)
+    await until(lambda: system.scheduler.last(uid).generation == 3)
+    told = [(o.observed, o.generation) for o in system.scheduler.observations if o.uid == uid]
+    assert told[-2:] == [("paused", 2), ("resumed", 3)]
+
+
 async def test_a_failed_pause_leaves_it_running(system: Cluster) -> None:
     uid = await system.running(options={"pause_error": 1})
     await system.scheduler.op("pause", uid, generation=2)

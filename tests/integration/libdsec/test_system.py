@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from libdsec import (
     FileNotFound,
     Forbidden,
     Info,
+    InvalidRequest,
     NotFound,
     Unauthenticated,
     _ids,
@@ -84,6 +86,73 @@ async def test_a_paused_sandbox_resumes_by_use(client: DSecClient) -> None:
     assert (await sandbox.exec("echo woke")).text == "woke\n"
     await sandbox.resume()
     assert sandbox.state == "running"
+
+
+async def test_none_removes_a_limit_and_what_is_left_out_stays(client: DSecClient) -> None:
+    async with await client.create(FAKE, timeout=20) as sandbox:
+        await sandbox.set_timeout(600, deadline_s=2.0)
+        await sandbox.set_timeout(None)
+        await sandbox.set_timeout(deadline_s=None)
+        await asyncio.sleep(2.5)
+        assert (await sandbox.exec("echo on")).text == "on\n"
+        for nothing in ({}, {"deadline_s": 0}):
+            with pytest.raises(InvalidRequest):
+                await sandbox.set_timeout(**nothing)
+        # begun in this order, whatever arrives first
+        calls = [sandbox.set_timeout(deadline_s=s) for s in (0.2, 600.0, 0.2, 600.0)]
+        await asyncio.gather(*calls)
+        await asyncio.sleep(1.0)
+        assert (await sandbox.exec("echo on")).text == "on\n"
+
+
+async def test_a_verifier_has_a_sandbox_for_itself_and_after_its_time(
+    options: dict[str, str],
+) -> None:
+    """By the synchronous face; the other one is put to it on containers."""
+
+    def work() -> None:
+        with sync.DSecClient(**options) as client:
+            sandbox = client.create(replace(FAKE, scoring_grace_s=300), timeout=20)
+            with sandbox.verifying(lease_s=60) as held:
+                assert isinstance(held, sync.Verifying)
+                held.alone()
+                with pytest.raises(sync.Conflict):
+                    sandbox.exec("true")
+                assert held.exec("echo mine").text == "mine\n"
+            assert held.lost is None
+            assert sandbox.exec("echo ours").text == "ours\n"
+            sandbox.set_timeout(deadline_s=0.3)
+            with pytest.raises(sync.SandboxDied) as died:
+                sandbox.exec("sleep 600", timeout=120)
+            assert died.value.cause == "deadline"
+            with sandbox.verifying() as held:
+                assert held.exec("echo mine").text == "mine\n"
+            sandbox.stop()
+
+    await asyncio.to_thread(work)
+
+
+async def test_a_run_that_ended_is_answered_from_the_log(options: dict[str, str]) -> None:
+    """By plain functions in threads; sandboxes of the first time are gone at the second."""
+    replayed: list[int] = []
+
+    def loop(rollout: Any) -> str:
+        sandbox = rollout.sandbox(FAKE)
+        said = "".join(sandbox.exec(f"echo {rollout.prompt}{n}").text for n in range(3))
+        replayed.append(sandbox.replayed)
+        return said
+
+    def work() -> list[Any]:
+        with sync.DSecClient(**options) as client:
+            return sync.rollout.here(client, "plain", loop=loop, prompts=["a", "b"], at_once=2)
+
+    first = await asyncio.to_thread(work)
+    assert [(r.value, r.error) for r in first] == [
+        ("a0\na1\na2\n", None), ("b0\nb1\nb2\n", None),
+    ]  # fmt: skip
+    assert replayed == [0, 0]
+    assert await asyncio.to_thread(work) == first
+    assert replayed[2:] == [3, 3]
 
 
 async def test_streams_and_input(client: DSecClient) -> None:

@@ -209,6 +209,28 @@ async def test_pausing_what_does_not_run_is_a_conflict_for_it_alone(world: World
     assert (results[uids[1]].state, results[uids[1]].error) == ("paused", None)
 
 
+async def test_what_is_asked_for_while_its_opposite_is_under_way_is_done_after_it(
+    world: World,
+) -> None:
+    """(L11) For jobs and lists too: their order is the node's."""
+    await world.scheduler(op_again_s=30)
+    edge = await world.edge("n1")
+    trainer = await world.trainer()
+    uids = await trainer.create()
+    await trainer.settled(uids)
+    obey = edge.on_op
+    edge.on_op = lambda verb, op: []
+    await trainer.op("pause", uids)
+
+    async def is_pausing() -> bool:
+        return await world.states() == {"pausing": 1}
+
+    await eventually(is_pausing)
+    edge.on_op = obey
+    results = await trainer.operate("resume", uids)
+    assert (results[uids[0]].state, results[uids[0]].error) == ("running", None)
+
+
 async def test_set_timeout_reaches_the_edge(world: World) -> None:
     await world.scheduler()
     edge = await world.edge("n1")

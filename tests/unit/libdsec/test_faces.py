@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 
 import pytest
 
 import libdsec
 from libdsec import DSecClient, _sync_stub, sync
 from libdsec._command import command_request
-from libdsec._faces import FACES
+from libdsec._faces import FACES, MODULES
 
 KEY = f"dsec_01k0000000000000000000peer_{'s' * 40}"
 DUNDERS = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__anext__": "__next__"}
@@ -54,9 +53,27 @@ def test_both_export_the_same() -> None:
 
 
 def test_the_types_of_the_synchronous_face_are_current() -> None:
-    assert Path(_sync_stub.TARGET).read_text() == _sync_stub.source(), (
-        "run `python -m libdsec._sync_stub`"
-    )
+    for path, text in _sync_stub.stubs().items():
+        assert path.read_text() == text, "run `python -m libdsec._sync_stub`"
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_modules_beside_the_client_have_both_faces(name: str) -> None:
+    part, other = MODULES[name], getattr(sync, name)
+    assert other.__all__ == part.source.__all__
+    for member in part.source.__all__:
+        ours, theirs = getattr(part.source, member), getattr(other, member)
+        if member in part.functions:
+            assert inspect.iscoroutinefunction(ours)
+            assert not inspect.iscoroutinefunction(theirs)
+            assert inspect.signature(ours) == inspect.signature(theirs)
+            assert ours.__doc__ == theirs.__doc__
+        elif member in part.faces:
+            attributes = set(part.faces[member][1])
+            face = {n for n in dir(theirs) if not n.startswith("_")}
+            assert face == {n for n in public(ours) if n not in DUNDERS} | attributes
+        else:
+            assert ours is theirs
 
 
 def test_public_methods_have_docstrings() -> None:

@@ -109,7 +109,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         limited = Feature(True, f"cgroup {cgroups.mode}")
         features = {
             "exec": yes, "files": yes, "file_trees": yes, "sessions": yes, "pty": yes,
-            "ports": yes, "routes": yes,
+            "ports": yes, "routes": yes, "clear": yes,
             "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
             "network_deny": Feature(True, NO_INTERFACE),
             "disk_limit": Feature(disk.works, disk.reason),
@@ -315,6 +315,9 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
 
     async def reclaim(self, handle: Handle) -> int:
         return await self.pausing.reclaim(self._sandbox(handle))
+
+    async def clear(self, handle: Handle) -> None:
+        await self.pausing.clear(self._sandbox(handle))
 
     async def capture(self, handle: Handle, id: str) -> Captured:
         sandbox, stop = self._sandbox(handle), threading.Event()

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 
-from services.edge import freezing, prefetch, reclaim
+from services.edge import freezing, killing, prefetch, reclaim
 from services.edge.cgroups import CgroupDriver, Groups, Kind
 from services.edge.drivers.base import Feature
 from services.edge.drivers.container.deaths import Sandbox
@@ -129,6 +129,11 @@ class Pausing:
         sandbox.unsettled = False
         log.debug("%s: %d bytes of %d are left", sandbox.uid, done.after, done.before)
         return max(0, done.before - done.after)
+
+    async def clear(self, sandbox: Sandbox) -> None:
+        """Everything that runs in it is killed, also where it stands still."""
+        groups, kind = sandbox.groups, self._kind
+        await self._shells.thread(lambda: killing.kill_workload(groups, kind=kind))
 
     async def leave(self, sandbox: Sandbox | None, groups: Groups, *, thaw: bool) -> None:
         """Before a sandbox is stopped: nothing is read ahead any more. ``thaw``: its

@@ -7,7 +7,7 @@ was killed finds them again). Does not own: anything outside its folder.
 code of :mod:`shared.errors`), ``start_hang``, ``start_deaf_s`` (ignores cancellation for
 so long), ``die_after_s`` with ``die_cause``, ``stop_hang`` (true, or for how many calls),
 ``stop_error`` (for how many calls), ``recover_none``, ``pause_error``, ``pause_hang``,
-``resume_error``, ``reclaim_error`` (for how many calls).
+``resume_error``, ``reclaim_error``, ``clear_error`` (for how many calls).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ STATE = "state.msgpack"
 CHUNK = 64 * 1024
 MIB = 1 << 20
 FEATURES = (
-    "exec", "files", "ports", "pause", "network", "memory_limit", "disk_limit", "pids_limit",
+    "exec", "files", "ports", "pause", "clear", "network", "memory_limit", "disk_limit",
+    "pids_limit",
 )  # fmt: skip
 
 
@@ -182,6 +183,14 @@ class FakeDriver(EchoPorts):
         await self._fail(live, "reclaim")
         return 0
 
+    async def clear(self, handle: Handle) -> None:
+        live = self._alive(handle)
+        await self._fail(live, "clear")
+        for work in list(live.works):
+            work.cancel("KILL")
+        for task in live.background:
+            task.cancel()
+
     async def _fail(self, live: Live, verb: str) -> None:
         state = live.state
         state.calls[verb] = state.calls.get(verb, 0) + 1
@@ -237,6 +246,7 @@ class FakeDriver(EchoPorts):
         commands.signals(io, work)
         death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         live.commands.add(death)
+        live.works.add(work)
         timed_out = False
         try:
             waiting: set[asyncio.Future[Any]] = {work, death}
@@ -249,6 +259,7 @@ class FakeDriver(EchoPorts):
             code, signal = await commands.ended(work)
         finally:
             live.commands.discard(death)
+            live.works.discard(work)
             death.cancel()
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)

@@ -37,6 +37,7 @@ class Live:
     def __init__(self, state: State) -> None:
         self.state = state
         self.commands: set[asyncio.Future[Any]] = set()
+        self.works: set[asyncio.Future[Any]] = set()
         self.background: set[asyncio.Future[int]] = set()
         self.timer: asyncio.TimerHandle | None = None
         self.death: Exited | None = None

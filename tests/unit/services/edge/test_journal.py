@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from schemas.sandbox import EdgeOpItem, Observation, ResolvedSpec, SandboxSpec, StartItem
-from services.edge import records
+from services.edge import records, timerecords
 from services.edge.claims import Claim
 from services.edge.drivers.base import Handle
 from services.edge.journal import Journal
 from services.edge.records import Accepted, SandboxRow
 from services.edge.rules import Times
+from services.edge.verifying import Kept, Lease, Scoring
 from shared import ids
 from shared.errors import Internal, Unavailable
 
@@ -33,7 +34,7 @@ def uid(n: int) -> str:
 
 def row(n: int = 0, generation: int = 1) -> SandboxRow:
     item = StartItem(uid=uid(n), project="p", generation=generation, spec=0, expires_at=9.0)
-    spec = SandboxSpec(backend="fake", env={"A": "é"}, ttl_running_stop=5.0)
+    spec = SandboxSpec(backend="fake", env={"A": "é"}, ttl_running_stop=5.0, scoring_grace_s=9.0)
     accepted = Accepted(item=item, resolved=ResolvedSpec(spec=spec))
     return SandboxRow(accepted, generation, Times(5.0, None))
 
@@ -48,20 +49,23 @@ async def test_a_sandbox_comes_back_as_it_was(tmp_path: Path) -> None:
     journal.start()
     handle = Handle(UID, "fake", {"pid": 7, "x": [1, {"y": None}]}, {"network": "bpf"})
     op = EdgeOpItem(uid=UID, project="p", generation=3, cause="cancelled", grace_s=2.0)
+    kept = Kept(Scoring("deadline", 5.0), Lease("p/v", 6.0, 7.5, alone=True), asked_at=4.0)
     await journal.write(records.accept(row()), records.started(UID, handle, 12.5))
     await journal.write(
-        records.state(UID, 2, paused=True, times=Times(None, 60.0)), records.op("stop", op)
-    )
+        records.state(UID, 2, paused=True, times=Times(None, 60.0)), records.op("stop", op),
+        timerecords.keep(UID, kept),
+    )  # fmt: skip
     await journal.close()
     again = Journal(tmp_path / "j.db")
     (found,) = records.load_sandboxes(again.db)
     assert found.accepted == row().accepted
     assert (found.handle, found.started_at, found.paused) == (handle, 12.5, True)
-    assert (found.generation, found.times) == (2, Times(None, 60.0))
+    assert (found.generation, found.times, found.kept) == (2, Times(None, 60.0, 9.0), kept)
     assert records.load_ops(again.db) == [("stop", op)]
     again.start()
     await again.write(*records.remove(UID))
     assert await again.run(lambda db: records.load_sandboxes(db)) == []
+    assert await again.run(timerecords.load) == {}
     await again.close()
 
 
@@ -140,7 +144,7 @@ from pathlib import Path
 from services.edge.claims import Claim
 from services.edge.journal import Journal
 from tests.unit.services.edge.test_journal import row
-from services.edge import records
+from services.edge import records, timerecords
 
 async def main():
     journal = Journal(Path(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from schemas.sandbox import ImageConfig, ResolvedSpec, SandboxSpec, StartItem
 from services.edge import rules
 from services.edge.drivers.base import BackendReport, Feature, Layer
+from services.edge.rules import Age
 from shared import lifecycle
 from shared.errors import BY_CODE, CapacityExhausted, Internal, NotFound, PolicyDenied
 
@@ -40,6 +42,17 @@ def test_a_repeated_pause_is_not_done_again() -> None:
     assert rules.judge_op("set_timeout", 2, present=2) == "do"
 
 
+@given(generations, generations, st.floats(0, 10), st.floats(0, 10))
+def test_of_two_renewals_the_one_asked_later_counts(
+    generation: int, present: int, asked: float, renewed: float
+) -> None:
+    """Whatever else the sandbox was told in between. (L17)"""
+    verdict = rules.judge_op(
+        "set_timeout", generation, present=present, asked_at=asked, renewed_at=renewed
+    )
+    assert verdict == ("do" if asked >= renewed else "repeat")
+
+
 seconds = st.none() | st.floats(0.1, 1e6)
 
 
@@ -48,7 +61,7 @@ def test_time_is_up_exactly_when_it_is(
     idle_s: float | None, deadline_s: float | None, age: float, rest: float, running: bool
 ) -> None:
     times = rules.Times(idle_s, deadline_s)
-    due = rules.due(times, age_s=age, idle_s=rest, running=running)
+    due = rules.due(times, Age(age, rest, running))
     over = deadline_s is not None and age >= deadline_s
     idle = idle_s is not None and running and rest >= idle_s
     assert due.cause == ("deadline" if over else "idle_timeout" if idle else None)
@@ -56,6 +69,53 @@ def test_time_is_up_exactly_when_it_is(
         assert due.wait_s > 0
     if deadline_s is None and (idle_s is None or not running):
         assert due == rules.Due()
+
+
+spans = st.floats(0, 1e4)
+
+
+@given(spans, spans, spans, spans, st.none() | spans)
+def test_a_lease_and_the_time_for_scoring_hold_off_the_end_within_their_bounds(
+    over: float, scoring_s: float, held: float, most: float, scoring: float | None
+) -> None:
+    """``over``: how long ago the deadline was; ``scoring``: since when it stands for its
+    verifier alone."""
+    times = rules.Times(deadline_s=10.0, scoring_s=scoring_s)
+    since = None if scoring is None else ("idle_timeout", scoring)
+    age = Age(10.0 + over, held_s=held, scoring=since)
+    due = rules.due(times, age, held_max_s=most)
+    up_s = age.age_s - 10.0 if scoring is None else scoring
+    held_off = min(held, most - up_s) > 0
+    if held_off:
+        assert due.cause is None and due.wait_s is not None and 0 < due.wait_s <= held
+    elif up_s >= scoring_s:
+        assert due == rules.Due("deadline" if scoring is None else "idle_timeout")
+    elif scoring is None:
+        assert due == rules.Due("deadline", then="score")
+    else:
+        assert due.cause is None and due.wait_s == scoring_s - scoring
+
+
+def test_a_held_sandbox_is_not_idle() -> None:
+    times = rules.Times(idle_s=5.0)
+    assert rules.due(times, Age(60.0, idle_s=9.0, held_s=3.0), held_max_s=0.0).wait_s == 3.0
+    assert rules.due(times, Age(60.0, idle_s=9.0), held_max_s=0.0).cause == "idle_timeout"
+
+
+def test_time_for_scoring_needs_a_backend_that_kills_an_agents_processes_alone() -> None:
+    spec = SandboxSpec(backend="fake", scoring_grace_s=5.0)
+    refused = rules.check_spec(spec, BackendReport(True))
+    assert refused is not None and refused.field == "scoring_grace_s"
+    report = BackendReport(True, features={"clear": Feature(True)})
+    assert rules.check_spec(spec, report) is None
+    assert rules.times(spec).scoring_s == 5.0
+
+
+def test_what_is_offline_reaches_nothing_whatever_its_rules_say() -> None:
+    policy = {"preset": "research", "stages": {"work": {"network": {"npm": True}}}}
+    spec = SandboxSpec(network_rules={"pypi": True}, policy={**policy, "stage": "work"})
+    assert rules.policy_of(spec).reaches_out
+    assert not rules.policy_of(msgspec.structs.replace(spec, offline=True)).reaches_out
 
 
 def test_zero_removes_a_limit_and_none_keeps_it() -> None:

@@ -238,7 +238,7 @@ def test_a_placed_sandbox_without_a_word_is_sent_again() -> None:
 
 
 def test_a_pause_where_it_has_no_meaning_is_a_conflict() -> None:
-    for state in (life.REQUESTED, life.PLACED, life.STOPPING, life.STOPPED, life.RESUMING):
+    for state in (life.REQUESTED, life.PLACED, life.STOPPING, life.STOPPED):
         made, result = operate(sandbox(state), "pause")
         assert result is not None
         assert result.error is not None

@@ -9,7 +9,8 @@
 
 Everything runs on one background loop of the process, so it also works inside a
 running loop (a notebook) and from several threads. Callbacks (``on_output``,
-``progress``) are called on that loop's thread. Types are in ``sync.pyi``.
+``progress``) are called on that loop's thread. ``libdsec.sync.rollout`` and
+``libdsec.sync.verify`` are here too. Types are in the ``.pyi`` beside each module.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ globals().update(
 )
 
 __all__ = sorted({*libdsec.__all__, *_FACES})
+
+# they need the faces above
+from libdsec.sync import rollout, verify  # noqa: E402, F401
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 

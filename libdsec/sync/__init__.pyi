@@ -90,11 +90,14 @@ from libdsec import TreeCopy as TreeCopy
 from libdsec import Unauthenticated as Unauthenticated
 from libdsec import Unavailable as Unavailable
 from libdsec import Unsupported as Unsupported
+from libdsec.sync import rollout as rollout
+from libdsec.sync import verify as verify
 
 BUFFER_BYTES: int
 CREATE_S: float
 DIFF_LIMIT_BYTES: int
 EXPECT_S: float
+KEEP: Literal['keep']
 LEASE_S: float
 OPEN_S: float
 OUTPUT_LIMIT_BYTES: int
@@ -537,6 +540,9 @@ class Sandbox:
     def replay(self, *, into: Sandbox) -> Replay:
         ...
 
+    def verifying(self, *, lease_s: Seconds=LEASE_S) -> Verifying:
+        ...
+
     def ready(self, *, timeout: Seconds=READY_S) -> Sandbox:
         ...
 
@@ -544,15 +550,6 @@ class Sandbox:
         ...
 
     def metrics(self) -> dict[str, float]:
-        ...
-
-    def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
-        ...
-
-    def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
-        ...
-
-    def set_stage(self, name: str) -> Mapping[str, str]:
         ...
 
     def stop(self, *, grace_s: Seconds=0.0) -> None:
@@ -564,7 +561,7 @@ class Sandbox:
     def resume(self) -> None:
         ...
 
-    def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
+    def set_timeout(self, ttl_running_stop: Seconds | Literal['keep'] | None=KEEP, *, deadline_s: Seconds | Literal['keep'] | None=KEEP) -> None:
         ...
 
     def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
@@ -583,6 +580,15 @@ class Sandbox:
         ...
 
     def http(self, port: int, *, wait: Seconds | None=None, **options: Any) -> Client:
+        ...
+
+    def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
+        ...
+
+    def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
+        ...
+
+    def set_stage(self, name: str) -> Mapping[str, str]:
         ...
 class FastForward:
     uid: str
@@ -639,6 +645,9 @@ class FastForward:
     def replay(self, *, into: Sandbox) -> Replay:
         ...
 
+    def verifying(self, *, lease_s: Seconds=LEASE_S) -> Verifying:
+        ...
+
     def ready(self, *, timeout: Seconds=READY_S) -> Sandbox:
         ...
 
@@ -646,15 +655,6 @@ class FastForward:
         ...
 
     def metrics(self) -> dict[str, float]:
-        ...
-
-    def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
-        ...
-
-    def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
-        ...
-
-    def set_stage(self, name: str) -> Mapping[str, str]:
         ...
 
     def stop(self, *, grace_s: Seconds=0.0) -> None:
@@ -666,7 +666,7 @@ class FastForward:
     def resume(self) -> None:
         ...
 
-    def set_timeout(self, ttl_running_stop: Seconds | None=None, *, deadline_s: Seconds | None=None) -> None:
+    def set_timeout(self, ttl_running_stop: Seconds | Literal['keep'] | None=KEEP, *, deadline_s: Seconds | Literal['keep'] | None=KEEP) -> None:
         ...
 
     def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
@@ -685,6 +685,119 @@ class FastForward:
         ...
 
     def http(self, port: int, *, wait: Seconds | None=None, **options: Any) -> Client:
+        ...
+
+    def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
+        ...
+
+    def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
+        ...
+
+    def set_stage(self, name: str) -> Mapping[str, str]:
+        ...
+class Verifying:
+    uid: str
+    project: str
+    state: str
+    job: str | None
+    labels: dict[str, str]
+    files: Files
+    lease_s: float
+    lost: DSecError | None
+
+    def __enter__(self) -> Verifying:
+        ...
+
+    def __exit__(self, *_exc: object) -> None:
+        ...
+
+    def alone(self, *, offline: bool=False) -> None:
+        ...
+
+    @property
+    def id(self) -> str:
+        ...
+
+    @property
+    def node(self) -> str | None:
+        ...
+
+    def run_shell(self, cmd: str, *, session: str='main', timeout: Seconds | None=None, user: str | None=None, check: bool=False, on_output: OnOutput | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, op_id: str | None=None) -> ExecResult:
+        ...
+
+    def session(self, name: str='main', *, cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None) -> Session:
+        ...
+
+    def exec(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: Stdin | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int=OUTPUT_LIMIT_BYTES, merge: bool=False, check: bool=False, on_output: OnOutput | None=None, op_id: str | None=None) -> ExecResult:
+        ...
+
+    def spawn(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, stdin: bool | None=None, timeout: Seconds | None=None, idle_timeout: Seconds | None=None, output_limit_bytes: int | None=None, merge: bool=False, session: str | None=None, pty: tuple[int, int] | None=None, op_id: str | None=None) -> Process:
+        ...
+
+    def interact(self, *command: str | Sequence[str], cwd: str | None=None, env: Mapping[str, str] | None=None, user: str | None=None, timeout: Seconds | None=None, pty: tuple[int, int] | None=TERMINAL_SIZE, buffer_bytes: int=BUFFER_BYTES, op_id: str | None=None) -> Interaction:
+        ...
+
+    def attach(self, op_id: str, *, offset: int=0) -> Process:
+        ...
+
+    def trajectory(self) -> Trajectory:
+        ...
+
+    def fast_forward(self, lane: str='main') -> FastForward:
+        ...
+
+    def replay(self, *, into: Sandbox) -> Replay:
+        ...
+
+    def verifying(self, *, lease_s: Seconds=LEASE_S) -> Verifying:
+        ...
+
+    def ready(self, *, timeout: Seconds=READY_S) -> Sandbox:
+        ...
+
+    def info(self) -> Info:
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        ...
+
+    def stop(self, *, grace_s: Seconds=0.0) -> None:
+        ...
+
+    def pause(self) -> None:
+        ...
+
+    def resume(self) -> None:
+        ...
+
+    def set_timeout(self, ttl_running_stop: Seconds | Literal['keep'] | None=KEEP, *, deadline_s: Seconds | Literal['keep'] | None=KEEP) -> None:
+        ...
+
+    def pack_diff(self, name: str, *, scrub: bool=True, remove: Sequence[str]=(), timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Layer:
+        ...
+
+    def snapshot(self, memory: bool=False, *, timeout: Seconds=SNAPSHOT_S, request_id: str | None=None) -> Snapshot:
+        ...
+
+    def fork(self, n: int, *, timeout: Seconds=CREATE_S, request_id: str | None=None) -> list[Sandbox]:
+        ...
+
+    def connect(self, port: int, *, wait: Seconds | None=None) -> Connection:
+        ...
+
+    def port(self, port: int, *, wait: Seconds | None=None, local: int=0, on_error: OnError | None=None) -> Port:
+        ...
+
+    def http(self, port: int, *, wait: Seconds | None=None, **options: Any) -> Client:
+        ...
+
+    def set_network(self, rules: Mapping[str, bool]) -> Mapping[str, str]:
+        ...
+
+    def set_policy(self, policy: Mapping[str, Any] | str) -> Mapping[str, str]:
+        ...
+
+    def set_stage(self, name: str) -> Mapping[str, str]:
         ...
 class Trajectory:
 
