@@ -20,7 +20,10 @@ class Settings(Common, kw_only=True):
     factor of overcommit multiplies them. Floors are what must stay free for a
     start to be admitted; ``pressure_*`` are the shares of stalled time (0…1) over
     which nothing starts. ``routes``: addresses that sandboxes may be given, as
-    ``name=host:port`` with commas between; the bus is one by the name ``bus``."""
+    ``name=host:port`` with commas between; the bus is one by the name ``bus``.
+    ``trajectory_output_bytes`` of a stream are in its record; a longer one is kept as a
+    whole up to ``trajectory_whole_bytes``, while all that the services do not have yet is
+    at most ``trajectory_spool_bytes``."""
 
     node: str
     state_dir: str = "/var/lib/dsec/edge"
@@ -53,6 +56,8 @@ class Settings(Common, kw_only=True):
     trajectory: bool = True
     trajectory_output_bytes: int = 1024 * 1024
     trajectory_request_bytes: int = 256 * 1024
+    trajectory_whole_bytes: int = 16 << 20
+    trajectory_spool_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         if not ids.is_token(self.node):
