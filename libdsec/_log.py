@@ -8,24 +8,43 @@ user (:mod:`libdsec.trajectory`).
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+
+import msgspec
 
 from libdsec import _ids
 from libdsec._core import TERMINAL
 from libdsec._held import Held
 from libdsec._wire import (
+    OUTPUT_PIECE_BYTES,
     TRAJECTORY_PAGE,
+    ExecReply,
+    OutputPage,
+    OutputQuery,
     TrajectoryPage,
     TrajectoryQuery,
     TrajectoryRecord,
     TrajectoryRequest,
+    WholeOutput,
 )
-from libdsec.errors import Forbidden, NotFound, SandboxDied, Unavailable, from_wire
+from libdsec.errors import (
+    Forbidden,
+    InternalError,
+    NotFound,
+    SandboxDied,
+    Unavailable,
+    from_wire,
+)
 
 NODE_S = 10.0
 """A node that does not say what it has for so long is not waited for: the services are
 asked."""
+ARRIVES_S, LOOK_S = 15.0, 0.2
+"""How long a long output may be on its way to the services."""
+STREAMS = ("stdout", "stderr")
 NOT_BEGUN = ("unavailable", "capacity_exhausted")
 """Errors of operations that did not begin."""
 
@@ -119,6 +138,44 @@ async def _of_services(sandbox: Held) -> AsyncIterator[TrajectoryRecord]:
         if not page.more:
             return
         after = page.records[-1].seq
+
+
+async def completed(sandbox: Held, seq: int, reply: ExecReply) -> ExecReply:
+    """The reply in record ``seq`` with all of its long outputs, where the services have them;
+    what they do not have stays head and tail. Raises ``Unavailable``, ``Forbidden``."""
+    for whole in reply.whole:
+        at = STREAMS.index(whole.stream)
+        try:
+            data = await _whole(sandbox, seq, whole)
+        except NotFound:
+            continue
+        dropped = list(reply.truncated)
+        dropped[at] = max(0, dropped[at] - (len(data) - len(getattr(reply, whole.stream))))
+        reply = msgspec.structs.replace(
+            reply, **{whole.stream: data}, truncated=(dropped[0], dropped[1])
+        )
+    return reply
+
+
+async def _whole(sandbox: Held, seq: int, whole: WholeOutput) -> bytes:
+    """What was told of it. Its node may be about to tell."""
+    found = bytearray()
+    end = time.monotonic() + ARRIVES_S
+    subject = sandbox._core.calls.get_subject(sandbox.project, "sandbox", "output")
+    while len(found) < whole.bytes:
+        query = OutputQuery(
+            uid=sandbox.uid, node=sandbox._node or "", seq=seq, stream=whole.stream,
+            piece=len(found) // OUTPUT_PIECE_BYTES,
+        )  # fmt: skip
+        try:
+            found += (await sandbox._core.calls.read(subject, query, OutputPage)).data
+        except NotFound:
+            if sandbox.state in TERMINAL or time.monotonic() >= end:
+                raise
+            await asyncio.sleep(LOOK_S)
+    if hashlib.sha256(found).hexdigest() != whole.sha256:
+        raise InternalError(f"record {seq}: its {whole.stream} is not what its node recorded")
+    return bytes(found)
 
 
 def did_not_begin(record: TrajectoryRecord) -> bool:

@@ -431,11 +431,19 @@ class ExecRequest(Versioned, frozen=True):
     lane: Lane | None = None
     step: Step | None = None
 
+class WholeOutput(Message, frozen=True):
+    """A stream of which a record holds head and tail alone: all of it is with the services,
+    in pieces (:class:`schemas.trajectory.OutputQuery`)."""
+
+    stream: Literal["stdout", "stderr"]
+    bytes: Annotated[int, Meta(ge=0)]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
     in frames. ``truncated`` counts the bytes dropped (stdout, stderr). Of a session:
     ``session_fresh``, its shell was started for this command; ``session_ended``, the
-    shell ended with it."""
+    shell ended with it. In a record: ``whole``, where all of a long output is."""
 
     op_id: OpId
     exit_code: int | None = None
@@ -450,6 +458,7 @@ class ExecReply(Versioned, frozen=True):
     session_ended: bool = False
     stdout: bytes = b""
     stderr: bytes = b""
+    whole: list[WholeOutput] = []
     error: WireError | None = None
 
 def plain_name(name: str) -> tuple[str, bytes | None]:
@@ -1258,6 +1267,9 @@ class SandboxReport(Versioned, frozen=True):
 TRAJECTORY_PAGE = 500
 """Records of a page at most."""
 
+OUTPUT_PIECE_BYTES = 256 * 1024
+"""Of a whole output, in one message."""
+
 Seq = Annotated[int, Meta(ge=0)]
 
 PageSize = Annotated[int, Meta(ge=1, le=TRAJECTORY_PAGE)]
@@ -1310,6 +1322,25 @@ class TrajectoryPage(Versioned, frozen=True):
     last: Seq = 0
     op_id: OpId | None = None
     error: WireError | None = None
+
+Piece = Annotated[int, Meta(ge=0, lt=1 << 20)]
+
+StreamName = Literal["stdout", "stderr"]
+
+class OutputQuery(Versioned, frozen=True):
+    """``get sandbox.output``: a piece of what ``node`` has told. auth sets ``project``."""
+
+    uid: Uid
+    node: Token
+    seq: Seq
+    stream: StreamName
+    piece: Piece
+    project: str | None = None
+
+class OutputPage(Versioned, frozen=True):
+    """The piece."""
+
+    data: bytes
 
 DAY_S = 86_400.0
 

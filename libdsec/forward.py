@@ -14,16 +14,16 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from libdsec import _ids
 from libdsec._command import attach_request
-from libdsec._log import Entry, Log
+from libdsec._log import Entry, Log, completed
 from libdsec._operation import Operation
 from libdsec._settled import Followed, Recorded
-from libdsec._wire import FileReply, TrajectoryRecord, encode
+from libdsec._wire import ExecReply, FileReply, TrajectoryRecord, encode
 from libdsec.errors import Divergence, InvalidRequest, OutcomeUnknown
 from libdsec.files import Files, LocalPath
 from libdsec.results import FileInfo, TreeCopy
@@ -122,6 +122,8 @@ class FastForward(Sandbox):
         if record.ended_at is not None:
             reply = msgspec.convert(record.reply, reply_type)
             if not _is_partial(reply):
+                if isinstance(reply, ExecReply) and reply.whole:
+                    reply = cast(R, await completed(self, record.seq, reply))
                 self.replayed += 1
                 return self._settled(verb, request, reply)
         elif verb == "exec":

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from libdsec._log import Entry, did_not_begin, entries
+from libdsec._log import Entry, completed, did_not_begin, entries
 from libdsec._wire import ExecReply, WireError
 from libdsec.errors import DSecError, FileNotFound, Unsupported, from_wire
 from libdsec.process import result_of
@@ -105,6 +105,17 @@ class Trajectory:
     async def _read(self) -> AsyncIterator[TrajectoryRecord]:
         async for entry in entries(self._sandbox):
             yield record_of(entry)
+
+    async def whole(self, record: TrajectoryRecord) -> TrajectoryRecord:
+        """The record with all of a command's output, of which it may hold head and tail
+        alone; what the services do not have stays as it is."""
+        if record.verb != "exec" or not (record.reply or {}).get("whole"):
+            return record
+        reply = msgspec.convert(record.reply, ExecReply)
+        reply = await completed(self._sandbox, record.seq, reply)
+        return replace(
+            record, reply=msgspec.to_builtins(reply), result=result_of(reply, b"", b"")
+        )
 
     async def changed(self, path: str, *, user: str | None = None) -> Provenance:
         """Which operation changed a file last (content, mode, owner, name): the one during

@@ -136,11 +136,20 @@ class ExecRequest(Versioned, frozen=True):
     step: Step | None = None
 
 
+class WholeOutput(Message, frozen=True):
+    """A stream of which a record holds head and tail alone: all of it is with the services,
+    in pieces (:class:`schemas.trajectory.OutputQuery`)."""
+
+    stream: Literal["stdout", "stderr"]
+    bytes: Annotated[int, Meta(ge=0)]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+
+
 class ExecReply(Versioned, frozen=True):
     """The final frame of ``exec``. ``stdout`` and ``stderr`` hold what did not come
     in frames. ``truncated`` counts the bytes dropped (stdout, stderr). Of a session:
     ``session_fresh``, its shell was started for this command; ``session_ended``, the
-    shell ended with it."""
+    shell ended with it. In a record: ``whole``, where all of a long output is."""
 
     op_id: OpId
     exit_code: int | None = None
@@ -155,6 +164,7 @@ class ExecReply(Versioned, frozen=True):
     session_ended: bool = False
     stdout: bytes = b""
     stderr: bytes = b""
+    whole: list[WholeOutput] = []
     error: WireError | None = None
 
 

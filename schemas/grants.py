@@ -51,6 +51,7 @@ USE_GRANTS: frozenset[str] = frozenset({"secret.use"})
 AUDIT_READS = ("list", "rules", "dry_run", "verify", "suggest")
 GET_VERBS: dict[str, tuple[tuple[str, str], ...]] = {
     "audit.read": tuple(("audit", verb) for verb in AUDIT_READS),
+    "sandbox.trajectory": (("sandbox", "trajectory"), ("sandbox", "output")),
 }
 """Grants whose read subjects are spelled otherwise; all others are entity.verb."""
 

@@ -9,7 +9,7 @@ of the services for ever after (``dsec.get.v1.<project>.sandbox.trajectory``).
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -20,6 +20,8 @@ TRAJECTORY_PAGE = 500
 """Records of a page at most."""
 TRAJECTORY_PAGE_BYTES = 1024 * 1024
 """A page is full with this much."""
+OUTPUT_PIECE_BYTES = 256 * 1024
+"""Of a whole output, in one message."""
 
 Seq = Annotated[int, Meta(ge=0)]
 PageSize = Annotated[int, Meta(ge=1, le=TRAJECTORY_PAGE)]
@@ -83,3 +85,41 @@ class TrajectoryPage(Versioned, frozen=True):
     last: Seq = 0
     op_id: OpId | None = None
     error: WireError | None = None
+
+
+Piece = Annotated[int, Meta(ge=0, lt=1 << 20)]
+StreamName = Literal["stdout", "stderr"]
+
+
+class OutputPiece(Versioned, frozen=True):
+    """edge → audit, ``dsec.rpc.v1.audit.output.<node>``: ``OUTPUT_PIECE_BYTES`` (the last
+    one fewer) of an output that a record refers to. Answered with ``Ok`` once it is kept."""
+
+    uid: Uid
+    project: Token
+    seq: Seq
+    stream: StreamName
+    piece: Piece
+    data: Annotated[bytes, Meta(max_length=OUTPUT_PIECE_BYTES)]
+
+
+class OutputQuery(Versioned, frozen=True):
+    """``get sandbox.output``: a piece of what ``node`` has told. auth sets ``project``."""
+
+    uid: Uid
+    node: Token
+    seq: Seq
+    stream: StreamName
+    piece: Piece
+    project: str | None = None
+
+
+class OutputPage(Versioned, frozen=True):
+    """The piece."""
+
+    data: bytes
+
+
+def output_of(node: str) -> str:
+    """Where a node's pieces go."""
+    return f"dsec.rpc.v1.audit.output.{node}"

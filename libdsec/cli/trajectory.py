@@ -24,6 +24,9 @@ def trajectory(
     changed: Annotated[
         str | None, typer.Option(metavar="PATH", help="Only what may have changed a file last.")
     ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="With all of long outputs, not head and tail alone.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines.")] = False,
 ) -> None:
     """Lists what was done in a sandbox, also in one that is over: oldest first."""
@@ -32,7 +35,9 @@ def trajectory(
         async with client() as c:
             log = (await c.get(id)).trajectory()
             if changed is None:
-                records = [_shown(r, as_json=as_json) async for r in log]
+                records = [
+                    _shown(await log.whole(r) if whole else r, as_json=as_json) async for r in log
+                ]
             else:
                 found = await log.changed(changed)
                 records = [_shown(r, as_json=as_json) for r in found.candidates]

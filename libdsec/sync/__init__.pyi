@@ -807,6 +807,9 @@ class Trajectory:
     def __next__(self) -> TrajectoryRecord:
         ...
 
+    def whole(self, record: TrajectoryRecord) -> TrajectoryRecord:
+        ...
+
     def changed(self, path: str, *, user: str | None=None) -> Provenance:
         ...
 class DSecClient:

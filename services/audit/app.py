@@ -6,12 +6,13 @@ import asyncio
 from functools import partial
 
 from schemas.subjects import durable, rpc
-from schemas.trajectory import TrajectoryQuery
+from schemas.trajectory import OutputPiece, OutputQuery, TrajectoryQuery, output_of
 from services.audit import judging, owners
 from services.audit.correlation import Correlation
 from services.audit.engine import Engine
 from services.audit.handlers import Handlers
 from services.audit.judging import Judge
+from services.audit.outputs import Outputs
 from services.audit.questions import Questions
 from services.audit.settings import Settings
 from services.audit.store import Store
@@ -53,6 +54,9 @@ class App:
             self.db, keep_s=settings.trajectory_keep_s, max_bytes=settings.trajectory_max_bytes
         )
         self.bus.answer(rpc("audit", "trajectory"), TrajectoryQuery, trails.page, queue=QUEUE)
+        outputs = Outputs(self.db)
+        self.bus.answer(output_of("*"), OutputPiece, outputs.take, queue=QUEUE)
+        self.bus.answer(rpc("audit", "outputs"), OutputQuery, outputs.page, queue=QUEUE)
         self.consumers = [
             BatchConsumer(self.bus, durable("audit_access"), handlers.access),
             BatchConsumer(self.bus, durable("audit_violations"), handlers.violations),

@@ -130,6 +130,21 @@ trajectory = Table(
 """What edges told of the operations in their sandboxes. ``hour``: of its arrival, since
 the epoch."""
 
+trajectory_output = Table(
+    "trajectory_output",
+    metadata,
+    Column("node", String, primary_key=True),
+    Column("uid", String, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("stream", String, primary_key=True),
+    Column("piece", Integer, primary_key=True, autoincrement=False),
+    Column("project", String, nullable=False),
+    Column("hour", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Index("trajectory_output_by_hour", "hour"),
+)
+"""Whole outputs of which rows of ``trajectory`` hold head and tail, in pieces."""
+
 trajectory_hour = Table(
     "trajectory_hour",
     metadata,

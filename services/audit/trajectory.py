@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.base import decode
 from schemas.trajectory import TRAJECTORY_PAGE_BYTES, TrajectoryQuery
@@ -47,7 +49,7 @@ _APPEND = text(
     "set ended_at = excluded.ended_at, reply = excluded.reply "
     "where trajectory.ended_at is null and excluded.ended_at is not null"
 )
-_COUNT = text(
+COUNT = text(
     "insert into trajectory_hour (hour, bytes) values (:hour, :bytes) "
     "on conflict (hour) do update set bytes = trajectory_hour.bytes + excluded.bytes"
 )
@@ -68,6 +70,10 @@ _DUE = text(
 _FORGET = text(
     "delete from trajectory where (node, uid, seq) in "
     "(select node, uid, seq from trajectory where hour = :hour limit :n)"
+)
+_FORGET_OUTPUTS = text(
+    "delete from trajectory_output where ctid = any(array("
+    "select ctid from trajectory_output where hour = :hour limit :n))"
 )
 _FORGOTTEN = text("delete from trajectory_hour where hour = :hour")
 
@@ -105,7 +111,7 @@ class Trajectories:
         size = sum(record.size for record in rows.values())
         async with self._db.transaction() as connection:
             await connection.execute(_APPEND, columns)
-            await connection.execute(_COUNT, {"hour": hour, "bytes": size})
+            await connection.execute(COUNT, {"hour": hour, "bytes": size})
 
     async def page(self, query: TrajectoryQuery, _: Incoming) -> Page:
         """Answers ``audit.trajectory``. The asker says which project may be seen."""
@@ -128,15 +134,18 @@ class Trajectories:
         return sum([await self._forget(hour) for hour in due])
 
     async def _forget(self, hour: int) -> int:
-        async def portion() -> int:
-            async with self._db.transaction() as connection:
-                params = {"hour": hour, "n": PORTION}
-                return int((await connection.execute(_FORGET, params)).rowcount)
-
-        gone = await portions(portion, size=PORTION, most=1_000_000)
+        gone = 0
+        for statement in (_FORGET, _FORGET_OUTPUTS):
+            portion = self._db.portion(partial(_portion, statement, hour))
+            gone += await portions(portion, size=PORTION, most=1_000_000)
         async with self._db.transaction() as connection:
             await connection.execute(_FORGOTTEN, {"hour": hour})
         return gone
+
+
+async def _portion(statement: TextClause, hour: int, connection: AsyncConnection) -> int:
+    params = {"hour": hour, "n": PORTION}
+    return int((await connection.execute(statement, params)).rowcount)
 
 
 def storable(record: Record) -> bool:

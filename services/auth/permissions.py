@@ -22,6 +22,7 @@ from schemas.grants import (
     WHOAMI,
 )  # fmt: skip
 from schemas.subjects import EDGE_DURABLE, blob, exec_, get, put, req, secrets, trj
+from schemas.trajectory import output_of
 from services.auth.delegation import FLEET, expand
 from shared.errors import QuotaExceeded
 
@@ -94,6 +95,7 @@ def node(principal: str, name: str) -> Permissions:
             trj(name),
             f"dsec.out.v1.{name}.>",
             f"dsec.rpc.v1.scheduler.join.{name}",
+            output_of(name),
             secrets(name),
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}",
             f"$JS.API.CONSUMER.INFO.{stream}.{durable}",

@@ -28,7 +28,7 @@ from schemas.image import ImageExport, ImageQuery
 from schemas.job import JobQuery
 from schemas.sandbox import SandboxQuery
 from schemas.subjects import ANONYMOUS, parse_client, rpc
-from schemas.trajectory import TrajectoryQuery
+from schemas.trajectory import OutputQuery, TrajectoryQuery
 from services.auth import admission, iam_store, named, store
 from services.auth.access import AccessBuffer, targets
 from services.auth.asks import Ask, own_inbox, request_id
@@ -161,6 +161,11 @@ class Reads:
             await self._path(ask)
             scoped = msgspec.structs.replace(trail, project=ask.project)
             return await self._forward("audit", "trajectory", scoped, trail.uid)
+        if ask.entity == "sandbox" and ask.verb == "output":
+            output = decode(body, OutputQuery)
+            await self._path(ask)
+            scoped = msgspec.structs.replace(output, project=ask.project)
+            return await self._forward("audit", "outputs", scoped, output.uid)
         if ask.entity == "job" and ask.verb == "list":
             jobs = decode(body, JobQuery)
             await self._path(ask)

@@ -34,6 +34,7 @@ from services.edge.layers.watch import Watch
 from services.edge.link import Link
 from services.edge.observer import Observer
 from services.edge.outcomes import COUNTED
+from services.edge.outputs import Outputs, Room
 from services.edge.routes import Routes, parse
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
@@ -69,9 +70,12 @@ class Edge:
         self.observer = Observer(
             node=settings.node, epoch=self.epoch, link=self.link, journal=self.journal
         )
+        room = Room(settings.trajectory_whole_bytes, settings.trajectory_spool_bytes)
+        self.outputs = Outputs(settings.state_path, node=settings.node, link=self.link, room=room)
         self.trail = Trail(
             node=settings.node, link=self.link, journal=self.journal, execs=self.execs,
-            on=settings.trajectory, output_bytes=settings.trajectory_output_bytes,
+            outputs=self.outputs, on=settings.trajectory,
+            output_bytes=settings.trajectory_output_bytes,
             request_bytes=settings.trajectory_request_bytes,
         )  # fmt: skip
         layers = LayerService(settings.layers_path)
@@ -118,6 +122,7 @@ class Edge:
         """Until ``stop``."""
         await self.supervisor.open()
         self.trail.start()
+        self.outputs.start()
         if self.settings.health_port:
             await self.health.serve(self.settings.health_port)
         stopping = asyncio.ensure_future(stop.wait())
@@ -137,6 +142,7 @@ class Edge:
             await asyncio.gather(watching, return_exceptions=True)
             await self.routes.close()
             await self.trail.close()
+            await self.outputs.close()
             await self.supervisor.close()
             self.execs.close()
             await self.health.close()

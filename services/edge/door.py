@@ -312,6 +312,7 @@ class Door:
             reply = verb.reply(op_id=op.op_id, error=to_wire(error))
             final = encode(reply)
         op.kept.clear()
+        await self._trail.seal(op)
         outcomes.count(self.counts, op, error)
         await op.finish(final)
         self._running.pop(key, None)

@@ -1,14 +1,17 @@
 """An operation's place in the trajectory log, and what is kept of its output there.
 
 Owns: numbers without holes, head and tail of an output. Does not own: sending output
-(:mod:`operation`), records (:mod:`trail`).
+(:mod:`operation`), records (:mod:`trail`), whole outputs (:mod:`outputs`).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
+from schemas.exec import WholeOutput
 from services.edge.drivers.base import Stream
+from services.edge.outputs import Spooled
 from shared.trajectory import Record
 
 
@@ -38,8 +41,10 @@ class _Ends:
         self._head = bytearray()
         self._tail: deque[bytes] = deque()
         self._held = 0  # in the tail
+        self.total = 0
 
     def add(self, data: bytes) -> None:
+        self.total += len(data)
         if (room := self._head_bytes - len(self._head)) > 0:
             self._head += data[:room]
             data = data[room:]
@@ -58,13 +63,21 @@ class _Ends:
 
 class Logged:
     """An operation with the number ``seq``; ``record`` where it is logged. Of its output at
-    most ``limit`` bytes of each stream are kept, 0 where it is not to be streamed."""
+    most ``limit`` bytes of each stream are kept, 0 where it is not to be streamed. A longer
+    one goes as a whole to what ``spool`` makes for it."""
 
-    def __init__(self, seq: int, record: Record | None = None, *, limit: int = 0) -> None:
+    def __init__(
+        self, seq: int, record: Record | None = None, *, limit: int = 0,
+        spool: Callable[[Record, Stream], Spooled] | None = None,
+    ) -> None:  # fmt: skip
         self.seq = seq
         self.record = record
+        self.whole: list[WholeOutput] = []
+        """Of its streams those that are kept as a whole, once it has ended."""
         self._limit = limit
-        self._streams: dict[str, _Ends] = {}
+        self._spool = spool
+        self._streams: dict[Stream, _Ends] = {}
+        self._spooled: dict[Stream, Spooled] = {}
 
     def add(self, stream: Stream, data: bytes) -> None:
         """Output in order."""
@@ -72,7 +85,24 @@ class Logged:
             ends = self._streams.get(stream)
             if ends is None:
                 ends = self._streams[stream] = _Ends(self._limit)
+            if self._spool is not None and ends.total + len(data) > self._limit:
+                self._keep(stream, ends, data)
             ends.add(data)
+
+    def _keep(self, stream: Stream, ends: _Ends, data: bytes) -> None:
+        spooled = self._spooled.get(stream)
+        if spooled is None:
+            if self._spool is None or self.record is None:
+                return
+            spooled = self._spooled[stream] = self._spool(self.record, stream)
+            if ends.total:
+                spooled.write(ends.whole())
+        spooled.write(data)
+
+    def spooled(self) -> list[Spooled]:
+        """What is kept as a whole, handed over once."""
+        found, self._spooled, self._spool = list(self._spooled.values()), {}, None
+        return found
 
     def kept(self, stream: Stream) -> bytes:
         """What is kept of a stream."""

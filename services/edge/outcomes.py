@@ -72,7 +72,9 @@ def recorded(op: Operation, reply: Any, final: bytes) -> bytes:
     missing = op.streamed["o"] - len(out), op.streamed["e"] - len(err)
     if isinstance(reply, ExecReply):
         dropped = reply.truncated[0] + max(missing[0], 0), reply.truncated[1] + max(missing[1], 0)
-        kept = msgspec.structs.replace(reply, stdout=out, stderr=err, truncated=dropped)
+        kept = msgspec.structs.replace(
+            reply, stdout=out, stderr=err, truncated=dropped, whole=op.logged.whole
+        )
         return encode(kept)
     if isinstance(reply, FileReply) and reply.error is None and missing[0] == 0:
         return encode(msgspec.structs.replace(reply, data=out))

@@ -8,7 +8,8 @@ Reclaim goes in steps, because a step is one system call that nothing can interr
 a resume waits for one step at most. cgroup v2 is asked by ``memory.reclaim``. v1 has no
 such file, but gives memory back when its limit is lowered; the kernel lowers a limit
 only once the usage fits, so a step that fails leaves the limit as it was. Nobody
-allocates meanwhile: the processes are frozen.
+allocates meanwhile: the processes are frozen. Beside the steps other threads push pages out
+(:mod:`services.edge.pageout`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.edge.cgroups import WORK, Groups, Limits
+from services.edge import pageout
+from services.edge.cgroups import WORK, CgroupDriver, Groups, Limits
 from shared.errors import Unavailable
 
 FLOOR_BYTES = 4 << 20
@@ -66,24 +68,29 @@ def give_back(groups: Groups, limits: Limits, *, stop: threading.Event) -> Recla
     work = _work(groups)
     v1 = "memory" in groups.v1
     before = used_bytes(groups)
-    stalls = 0
     try:
         _write(work, {"memory.swappiness": str(SWAPPINESS)} if v1 else {"memory.swap.max": "max"})
-        while not stop.is_set():
-            used = used_bytes(groups)
-            step = next_step(used, stalls=stalls)
-            if step is None:
-                break
-            _step(work, used, step, v1=v1)
-            stalls = stalls + 1 if used_bytes(groups) >= used else 0
-            if stalls:
-                _drain(work)
-                stop.wait(STALL_S)
+        with pageout.pushing(CgroupDriver.workload(groups), stop):
+            _lower(groups, work, stop, v1=v1)
     except OSError as err:
         raise Unavailable(f"memory cannot be reclaimed: {err}", cause="runtime") from err
     finally:
         settle(groups, limits)
     return Reclaimed(before, used_bytes(groups))
+
+
+def _lower(groups: Groups, work: Path, stop: threading.Event, *, v1: bool) -> None:
+    stalls = 0
+    while not stop.is_set():
+        used = used_bytes(groups)
+        step = next_step(used, stalls=stalls)
+        if step is None:
+            return
+        _step(work, used, step, v1=v1)
+        stalls = stalls + 1 if used_bytes(groups) >= used else 0
+        if stalls:
+            _drain(work)
+            stop.wait(STALL_S)
 
 
 def settle(groups: Groups, limits: Limits) -> None:

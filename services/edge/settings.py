@@ -21,7 +21,10 @@ class Settings(Common, kw_only=True):
     start to be admitted; ``pressure_*`` are the shares of stalled time (0…1) over
     which nothing starts. ``routes``: addresses that sandboxes may be given, as
     ``name=host:port`` with commas between; the bus is one by the name ``bus``.
-    ``verifying_max_s``: how long a verifier may hold a sandbox, and its end off."""
+    ``verifying_max_s``: how long a verifier may hold a sandbox, and its end off.
+    ``trajectory_output_bytes`` of a stream are in its record; a longer one is kept as a
+    whole up to ``trajectory_whole_bytes``, while all that the services do not have yet is
+    at most ``trajectory_spool_bytes``."""
 
     node: str
     state_dir: str = "/var/lib/dsec/edge"
@@ -55,6 +58,8 @@ class Settings(Common, kw_only=True):
     trajectory: bool = True
     trajectory_output_bytes: int = 1024 * 1024
     trajectory_request_bytes: int = 256 * 1024
+    trajectory_whole_bytes: int = 16 << 20
+    trajectory_spool_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         if not ids.is_token(self.node):

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -27,11 +28,13 @@ from services.edge import records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
 from services.edge.claims import Claim
+from services.edge.drivers.base import Stream
 from services.edge.execs import Execs
 from services.edge.journal import Journal
 from services.edge.link import Link
 from services.edge.logged import Logged
 from services.edge.operation import Operation
+from services.edge.outputs import Outputs, Spooled
 from services.edge.records import ExecRow, Told
 from shared.bus import Outgoing
 from shared.errors import DsecError, InvalidRequest, Unavailable
@@ -50,6 +53,7 @@ BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
 
 Key = tuple[str, int]
 """Sandbox and number."""
+Spool = Callable[[Record, Stream], Spooled]
 _decoder = msgspec.json.Decoder(Record)
 
 
@@ -59,8 +63,9 @@ class Trail:
 
     def __init__(
         self, *, node: str, link: Link, journal: Journal, execs: Execs, output_bytes: int,
-        request_bytes: int, on: bool = True,
+        request_bytes: int, outputs: Outputs, on: bool = True,
     ) -> None:  # fmt: skip
+        self._outputs = outputs
         self._node = node
         self._link = link
         self._journal = journal
@@ -96,7 +101,7 @@ class Trail:
         """The intent of a new operation, which gets the sandbox's next number."""
         seq = sandbox.numbers.next()
         record = self._record(op.call, request, seq) if self._on else None
-        op.logged = self._logged(seq, record)
+        op.logged = self._logged(seq, record, spool=self._outputs.begin)
         body = encode(record) if record is not None else b""
         return Claim(sandbox.uid, op.op_id, op.hash, now, seq if record else 0, body)
 
@@ -119,6 +124,15 @@ class Trail:
             self._journal.post(records.exec_text(op.call.uid, op.op_id, encode(record)))
         op.logged = self._logged(row.seq, record)
 
+    async def seal(self, op: Operation) -> None:
+        """Its output is complete, unless it goes on without this process."""
+        spooled = op.logged.spooled()
+        if op.claimed and not op.left:
+            op.logged.whole = await self._outputs.seal(spooled) if spooled else []
+            return
+        for one in spooled:
+            one.drop()
+
     def ended(self, op: Operation, reply: bytes, at: float) -> None:
         """Its result is kept."""
         if (record := op.logged.record) is not None:
@@ -133,8 +147,8 @@ class Trail:
             request=NONE if cut else msgspec.Raw(body), cut=cut,
         )  # fmt: skip
 
-    def _logged(self, seq: int, record: Record | None) -> Logged:
-        return Logged(seq, record, limit=self._output_bytes if record else 0)
+    def _logged(self, seq: int, record: Record | None, *, spool: Spool | None = None) -> Logged:
+        return Logged(seq, record, limit=self._output_bytes if record else 0, spool=spool)
 
     def _put(self, record: Record) -> None:
         key = (record.uid, record.seq)

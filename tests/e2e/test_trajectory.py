@@ -4,6 +4,7 @@ repetition in a fresh sandbox."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import subprocess
@@ -92,6 +93,31 @@ async def test_what_was_read_is_what_was_there_then(containers: DSecClient) -> N
         assert first == (["large"], large, False)
         assert await look(sandbox.fast_forward()) == first
         assert await sandbox.files.read("/w/large") == b"other\n"
+
+
+async def test_a_long_output_is_read_back_whole(
+    container_system: LocalSystem, containers: DSecClient
+) -> None:
+    """By a script that runs again, from the log of what is over, and in the export."""
+    shell = "head -c 3000000 /dev/urandom | base64 -w0; head -c 2000000 /dev/zero >&2"
+    async with sandbox_of(containers) as sandbox:
+        first = await sandbox.fast_forward().exec(shell)
+        again = await sandbox.fast_forward().exec(shell)
+        assert len(first.stdout) == 4_000_000 and first.truncated == (0, 0)
+        assert (again.stdout, again.stderr) == (first.stdout, first.stderr)
+        assert again.truncated == (0, 0) and again.seq == first.seq
+    log = sandbox.trajectory()
+    (record,) = await until(lambda: records_of(sandbox), within_s=60, what="the record")
+    assert record.result is not None and record.result.truncated[0] > 2_000_000
+    whole = (await log.whole(record)).result
+    assert whole is not None
+    assert (whole.stdout, whole.stderr) == (first.stdout, first.stderr)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "libdsec", "trajectory", sandbox.id, "--json", "--whole",
+        stdout=subprocess.PIPE, env=environment_of(container_system),
+    )  # fmt: skip
+    printed, _ = await asyncio.wait_for(process.communicate(), 120)
+    assert base64.b64decode(json.loads(printed)["reply"]["stdout"]) == first.stdout
 
 
 async def test_a_running_command_is_followed_and_does_not_run_twice(

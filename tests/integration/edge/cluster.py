@@ -39,6 +39,7 @@ from schemas.sandbox import (
     StartItem,
 )
 from schemas.subjects import DURABLES, EDGE_DURABLE, cmd, exec_, out
+from schemas.trajectory import output_of
 from shared import ids, topology
 from shared.bus import Bus
 from shared.consumer import BatchConsumer, Received
@@ -54,7 +55,7 @@ WAIT_S = 60.0
 NODE_PERMISSIONS = {
     "publish": [
         f"dsec.hb.v1.{NODE}", f"dsec.evt.v1.edge.*.{NODE}", f"dsec.sec.v1.*.*.{NODE}",
-        f"dsec.trj.v1.{NODE}",
+        f"dsec.trj.v1.{NODE}", output_of(NODE),
         f"dsec.out.v1.{NODE}.>", f"dsec.rpc.v1.scheduler.join.{NODE}",
         f"$JS.API.CONSUMER.MSG.NEXT.DSEC_CMD.edge_{NODE}",
         f"$JS.API.CONSUMER.INFO.DSEC_CMD.edge_{NODE}", f"$JS.ACK.DSEC_CMD.edge_{NODE}.>",

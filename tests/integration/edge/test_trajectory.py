@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any
 
 import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from schemas.base import decode
+from schemas.base import Ok, decode, encode
 from schemas.exec import ExecReply, ExecRequest, FileRequest
 from schemas.trajectory import (
+    OutputPiece,
     TrajectoryPage,
     TrajectoryRecord,
     TrajectoryRecords,
     TrajectoryRequest,
+    output_of,
 )
 from shared import ids
 from tests.integration.edge.cluster import WAIT_S, Cluster, until
@@ -27,6 +30,11 @@ class Told:
     def __init__(self) -> None:
         self.records: dict[tuple[str, int], TrajectoryRecord] = {}
         self.count = 0
+        self.pieces: list[OutputPiece] = []
+
+    async def keep(self, msg: Msg) -> None:
+        self.pieces.append(decode(msg.data, OutputPiece))
+        await msg.respond(encode(Ok()))
 
     async def take(self, msg: Msg) -> None:
         message = decode(msg.data, TrajectoryRecords)
@@ -43,6 +51,7 @@ class Told:
 async def told(system: Cluster) -> Told:
     made = Told()
     await system.scheduler.bus.client.subscribe("dsec.trj.v1.*", cb=made.take)
+    await system.scheduler.bus.client.subscribe(output_of("*"), cb=made.keep)
     return made
 
 
@@ -169,7 +178,7 @@ async def test_a_refusal_keeps_its_record_and_the_operation_may_begin(
 
 
 async def test_of_large_output_head_and_tail_are_kept_and_large_requests_are_named(
-    system: Cluster,
+    system: Cluster, told: Told
 ) -> None:
     uid = await system.running()
     size, keep = 3_000_000, 1 << 20
@@ -186,3 +195,9 @@ async def test_of_large_output_head_and_tail_are_kept_and_large_requests_are_nam
     assert answer.data().startswith(kept.stdout[: keep // 2])
     assert answer.data().endswith(kept.stdout[-keep // 2 :])
     assert second.request is None and second.cut > 300_000
+    (whole,) = kept.whole
+    assert (whole.stream, whole.bytes) == ("stdout", size)
+    await until(lambda: sum(len(p.data) for p in told.pieces if p.uid == uid) == size)
+    pieces = sorted((p for p in told.pieces if p.uid == uid), key=lambda p: p.piece)
+    digest = hashlib.sha256(b"".join(p.data for p in pieces)).hexdigest()
+    assert digest == whole.sha256

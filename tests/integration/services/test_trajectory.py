@@ -10,14 +10,17 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from schemas.base import encode
 from schemas.subjects import trj
-from schemas.trajectory import TrajectoryQuery
+from schemas.trajectory import OutputPiece, OutputQuery, TrajectoryQuery, output_of
+from services.audit.outputs import ROW_BYTES, Outputs
 from services.audit.trajectory import HOUR_S, Trajectories
 from shared import ids
+from shared.bus import Incoming
 from shared.db import Database
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NotFound
 from shared.trajectory import Page, Record, Records
 
 pytestmark = pytest.mark.integration
@@ -30,7 +33,7 @@ NOBODY: Any = None
 async def dsn(dsn_of: Callable[[str], str], admin_dsn: str) -> str:
     made = dsn_of("audit")
     admin = await asyncpg.connect(admin_dsn)
-    await admin.execute("truncate audit.trajectory, audit.trajectory_hour")
+    await admin.execute("truncate audit.trajectory, audit.trajectory_output, audit.trajectory_hour")
     await admin.close()
     return made
 
@@ -111,6 +114,52 @@ async def test_a_page_has_a_bounded_size(log: Trajectories) -> None:
     assert seen == [1, 2, 3, 4, 5]
 
 
+def piece(number: int, data: bytes, *, seq: int = 1) -> OutputPiece:
+    return OutputPiece(uid=UID, project="team", seq=seq, stream="stdout", piece=number, data=data)
+
+
+def from_node(node: str) -> Incoming:
+    return Incoming(output_of(node), {}, None)
+
+
+async def test_pieces_of_an_output_are_kept_once_for_their_node_and_project(
+    db: Database, admin_dsn: str
+) -> None:
+    outputs = Outputs(db)
+    for number, data in ((0, b"a" * 1_000), (1, b"b"), (0, b"a" * 1_000), (0, b"other")):
+        await outputs.take(piece(number, data), from_node("n1"))
+    await outputs.take(piece(0, b"its own"), from_node("n2"))
+    query = OutputQuery(uid=UID, node="n1", seq=1, stream="stdout", piece=0, project="team")
+    assert (await outputs.page(query, NOBODY)).data == b"a" * 1_000
+    assert (await outputs.page(replace(query, piece=1), NOBODY)).data == b"b"
+    assert (await outputs.page(replace(query, node="n2"), NOBODY)).data == b"its own"
+    for other in ({"piece": 2}, {"project": "foreign"}, {"seq": 2}, {"stream": "stderr"}):
+        with pytest.raises(NotFound):
+            await outputs.page(replace(query, **other), NOBODY)
+    with pytest.raises(InvalidRequest):
+        await outputs.page(replace(query, project=None), NOBODY)
+    admin = await asyncpg.connect(admin_dsn)
+    counted = await admin.fetchval("select sum(bytes) from audit.trajectory_hour")
+    await admin.close()
+    assert counted == 1_000 + 1 + len(b"its own") + 3 * ROW_BYTES
+
+
+async def test_long_outputs_count_and_go_with_their_hour(
+    db: Database, log: Trajectories, admin_dsn: str
+) -> None:
+    outputs = Outputs(db)
+    for number in range(3):
+        await outputs.take(piece(number, b"x" * 10_000), from_node("n1"))
+    await _aged(admin_dsn, hours=20)
+    await outputs.take(piece(0, b"new", seq=2), from_node("n1"))
+    assert await log.forget() == 3
+    query = OutputQuery(uid=UID, node="n1", seq=1, stream="stdout", piece=0, project="team")
+    with pytest.raises(NotFound):
+        await outputs.page(query, NOBODY)
+    assert (await outputs.page(replace(query, seq=2), NOBODY)).data == b"new"
+    assert await Trajectories(db, keep_s=10 * HOUR_S, max_bytes=50).forget() == 1
+
+
 async def test_the_oldest_hours_go_by_age_and_by_size(
     db: Database, log: Trajectories, admin_dsn: str
 ) -> None:
@@ -131,10 +180,11 @@ async def _aged(admin_dsn: str, *, hours: int, of: int = 0) -> None:
     """Has what arrived last (from number ``of`` on) be that old."""
     now = int(time.time() // HOUR_S)
     admin = await asyncpg.connect(admin_dsn)
-    await admin.execute(
-        "update audit.trajectory set hour = $1 where seq >= $2 and hour >= $3",
-        now - hours, of, now - 1,
-    )  # fmt: skip
+    for table in ("trajectory", "trajectory_output"):
+        await admin.execute(
+            f"update audit.{table} set hour = $1 where seq >= $2 and hour >= $3",
+            now - hours, of, now - 1,
+        )  # fmt: skip
     await admin.execute(
         "update audit.trajectory_hour set hour = $1 where hour >= $2", now - hours, now - 1
     )

@@ -19,6 +19,7 @@ from services.edge.door import Door
 from services.edge.execs import Execs
 from services.edge.journal import Journal
 from services.edge.logged import Logged, Numbers
+from services.edge.outputs import Outputs, Room
 from services.edge.trail import Trail
 from shared import ids
 from shared.bus import Outgoing
@@ -52,9 +53,11 @@ class Node:
         self.execs = Execs(self.journal)
         self.journal.start()
         self.sandbox: Any = SimpleNamespace(uid=UID, numbers=Numbers(0))
+        link: Any = SimpleNamespace(bus=self.bus)
+        self.outputs = Outputs(folder, node="n1", link=link, room=Room(5_000, 8_000))
         self.trail = Trail(
-            node="n1", link=SimpleNamespace(bus=self.bus),  # type: ignore[arg-type]
-            journal=self.journal, execs=self.execs, output_bytes=1_000, request_bytes=5_000,
+            node="n1", link=link, journal=self.journal, execs=self.execs, outputs=self.outputs,
+            output_bytes=1_000, request_bytes=5_000,
         )  # fmt: skip
 
     async def begin(self, shell: str = "true") -> Any:
