@@ -25,6 +25,8 @@ from shared.errors import (
     Unsupported,
 )
 
+QUIET = frozenset({"set_timeout", "tighten"})
+"""Operations that leave a sandbox running or paused, as it is."""
 DEFAULT_USER = "root"
 DEFAULT_WORKDIR = "/"
 TRUSTING = (
@@ -129,7 +131,7 @@ def check_spec(spec: SandboxSpec, report: BackendReport) -> DsecError | None:
         text = f"backend {spec.backend} does not work on this node: {report.reason}"
         return Unavailable(text, field="backend")
     try:
-        policy = policies.read(spec.policy, spec.network_rules, spec.require)
+        policy = policy_of(spec)
         plan.compile_policy(policy, report.features)
     except DsecError as exc:
         return exc
@@ -167,9 +169,15 @@ def check_routes(spec: SandboxSpec, known: Collection[str]) -> DsecError | None:
     return None
 
 
+def policy_of(spec: SandboxSpec) -> policies.Policy:
+    """What is to be in force. Raises ``InvalidRequest`` or ``Unsupported``."""
+    read = policies.read(spec.policy, spec.network_rules, spec.require)
+    return policies.tightened(read, spec.tighten)
+
+
 def times(spec: SandboxSpec) -> Times:
     """The limits of its life; a policy's wall time is a deadline."""
-    policy = policies.read(spec.policy, spec.network_rules, spec.require)
+    policy = policy_of(spec)
     ends = [s for s in (spec.deadline_s, policy.limits.wall_time_s) if s is not None]
     return Times(spec.ttl_running_stop, min(ends, default=None))
 
@@ -195,7 +203,7 @@ def failed_start(exc: DsecError) -> tuple[Literal["refused", "failed"], str]:
 def start_spec(item: StartItem, resolved: ResolvedSpec, layers: list[Layer]) -> StartSpec:
     """The driver's form of a start: the spec over the defaults of its image."""
     spec, image = resolved.spec, resolved.image
-    policy = policies.read(spec.policy, spec.network_rules, spec.require)
+    policy = policy_of(spec)
     limits = policy.limits
     secrets = _secrets(spec)
     env: Mapping[str, str] = {**image.env, **_shown(spec, secrets), **spec.env}

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from schemas.sandbox import EdgeOp, EdgeOpItem, EdgeStart, Observation, StartItem
-from services.edge import records, rules
+from services.edge import records, repolicing, rules
 from services.edge.actor import Context, Sandbox
 from services.edge.admission import Amount, Limits, Measured, admit
 from services.edge.branches import Captures
@@ -259,6 +259,8 @@ class Supervisor:
             if sandbox.settled:
                 decided.observations.append(sandbox.observation())
         else:
+            if item.tighten is not None:
+                decided.changes.append(repolicing.note(sandbox, item.tighten))
             decided.changes.append(records.op(verb, item))
             decided.actions.append(lambda: self._apply(sandbox, verb, item))
             if verb == "stop":

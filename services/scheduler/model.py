@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from schemas.base import WireError, encode
-from schemas.sandbox import ItemResult, SandboxEvent
+from schemas.sandbox import ItemResult, SandboxEvent, Tightening
 from shared import lifecycle
 from shared.ids import sandbox_id
 
@@ -98,6 +98,7 @@ class NodeOp:
     ttl_running_stop: float | None = None
     deadline_s: float | None = None
     trace: str | None = None
+    tighten: Tightening | None = None
 
 
 @dataclass(slots=True)
