@@ -8,7 +8,7 @@ RUN if [ -e /src/guest/Makefile ]; then make -C /src/guest; fi
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update \
- && apt-get install -y --no-install-recommends erofs-utils git \
+ && apt-get install -y --no-install-recommends e2fsprogs erofs-utils git \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --uid 10001 --create-home --home-dir /var/lib/dsec dsec
 WORKDIR /opt/dsec

@@ -153,6 +153,18 @@ Labels = dict[
     Annotated[str, Meta(min_length=1, max_length=63)], Annotated[str, Meta(max_length=255)]
 ]
 
+Rules = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=255)]], Meta(max_length=64)
+]
+
+class Tightening(Message, frozen=True):
+    """What a policy is made stricter by, and stays so. ``network``: targets of network rules
+    that are denied, however specific what allows them (``*``: no way out at all). ``deny``:
+    calls, as in a policy's ``processes.deny``."""
+
+    network: Rules = []
+    deny: Rules = []
+
 class SandboxSpec(Message, frozen=True):
     """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
     ``routes``: at which port of its loopback interface it reaches an address that the
@@ -161,6 +173,7 @@ class SandboxSpec(Message, frozen=True):
     ``policy_name``: a named policy of the project or one above it, instead of ``policy``, which
     auth fills in. ``scoring_grace_s``: how long it stands for a verifier when a time limit has
     ended its work. ``offline``: nothing leaves it, whatever the rules say.
+    ``tighten`` is the edge's note of what came over the policy while it ran.
     Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and
     ``node``, where that is: the scheduler fills it in."""
 
@@ -191,6 +204,7 @@ class SandboxSpec(Message, frozen=True):
     routes: dict[Token, Port] = {}
     offline: bool = False
     secrets: dict[SecretName, SecretBinding] = {}
+    tighten: Tightening | None = None
     source: Uid | None = None
     node: Token | None = None
 
@@ -227,10 +241,10 @@ class CreateReply(Versioned, frozen=True):
     results: list[ItemResult]
 
 class SandboxOpRequest(Versioned, frozen=True):
-    """client → auth, ``dsec.req.v1.<project>.sandbox.<stop|pause|resume|set_timeout>``.
+    """client → auth, ``dsec.req.v1.<project>.sandbox.<stop|pause|resume|set_timeout|tighten>``.
 
     Names sandboxes by ``uids`` or all of a ``job`` or all that carry ``labels``.
-    ``ttl_running_stop`` and ``deadline_s`` belong to set_timeout.
+    ``ttl_running_stop`` and ``deadline_s`` belong to set_timeout, ``tighten`` to tighten.
     """
 
     request_id: Uid
@@ -241,6 +255,7 @@ class SandboxOpRequest(Versioned, frozen=True):
     cause: Annotated[str, Meta(max_length=64)] | None = None
     ttl_running_stop: Seconds | None = None
     deadline_s: Seconds | None = None
+    tighten: Tightening | None = None
 
 class OpReply(Versioned, frozen=True):
     """→ the client's inbox when every named sandbox has settled (or its error). Where a
@@ -1070,7 +1085,8 @@ class Finding(Versioned, frozen=True):
     ``count`` is what the rule measured (events, different targets, bytes) from
     ``first_at`` to ``at``, ``total`` all of it since the rule first fired; ``evidence``
     are ids of records. ``response`` is what was asked for, ``refused`` why it could not be,
-    ``snapshot`` the name under which the sandbox's disk is kept.
+    ``snapshot`` the name under which the sandbox's disk is kept, ``tighten`` by what the
+    sandbox was made stricter.
     """
 
     id: str
@@ -1093,6 +1109,7 @@ class Finding(Versioned, frozen=True):
     response: Response = "alert"
     refused: WireError | None = None
     snapshot: str | None = None
+    tighten: Tightening | None = None
 
 class AuditQuery(Versioned, frozen=True):
     """``get audit.list``: newest first; ``before`` is the last number of the page before.

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from schemas.base import Message, Token, Uid, UnixTime, Versioned, WireError
+from schemas.sandbox import Tightening
 
 
 class Access(Message, frozen=True):
@@ -106,7 +107,8 @@ class Finding(Versioned, frozen=True):
     ``count`` is what the rule measured (events, different targets, bytes) from
     ``first_at`` to ``at``, ``total`` all of it since the rule first fired; ``evidence``
     are ids of records. ``response`` is what was asked for, ``refused`` why it could not be,
-    ``snapshot`` the name under which the sandbox's disk is kept.
+    ``snapshot`` the name under which the sandbox's disk is kept, ``tighten`` by what the
+    sandbox was made stricter.
     """
 
     id: str
@@ -129,6 +131,7 @@ class Finding(Versioned, frozen=True):
     response: Response = "alert"
     refused: WireError | None = None
     snapshot: str | None = None
+    tighten: Tightening | None = None
 
 
 class AuditQuery(Versioned, frozen=True):

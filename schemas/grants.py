@@ -29,7 +29,7 @@ REQ_GRANTS: frozenset[str] = frozenset(
     {
         "sandbox.create", "sandbox.stop", "sandbox.pause", "sandbox.resume",
         "sandbox.set_timeout", "sandbox.snapshot", "sandbox.fork",
-        "sandbox.report", "job.open", "job.renew",
+        "sandbox.report", "sandbox.tighten", "job.open", "job.renew",
         "project.create", "project.delete", "key.create", "key.delete",
         "grant.create", "grant.delete", "quota.create", "image.create", "image.delete",
         "policy.create", "policy.delete",

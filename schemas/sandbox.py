@@ -34,6 +34,20 @@ Labels = dict[
 ]
 
 
+Rules = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=255)]], Meta(max_length=64)
+]
+
+
+class Tightening(Message, frozen=True):
+    """What a policy is made stricter by, and stays so. ``network``: targets of network rules
+    that are denied, however specific what allows them (``*``: no way out at all). ``deny``:
+    calls, as in a policy's ``processes.deny``."""
+
+    network: Rules = []
+    deny: Rules = []
+
+
 class SandboxSpec(Message, frozen=True):
     """What a sandbox is to be. ``container_image`` or ``layers`` (bottom to top).
     ``routes``: at which port of its loopback interface it reaches an address that the
@@ -42,6 +56,7 @@ class SandboxSpec(Message, frozen=True):
     ``policy_name``: a named policy of the project or one above it, instead of ``policy``, which
     auth fills in. ``scoring_grace_s``: how long it stands for a verifier when a time limit has
     ended its work. ``offline``: nothing leaves it, whatever the rules say.
+    ``tighten`` is the edge's note of what came over the policy while it ran.
     Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and
     ``node``, where that is: the scheduler fills it in."""
 
@@ -72,6 +87,7 @@ class SandboxSpec(Message, frozen=True):
     routes: dict[Token, Port] = {}
     offline: bool = False
     secrets: dict[SecretName, SecretBinding] = {}
+    tighten: Tightening | None = None
     source: Uid | None = None
     node: Token | None = None
 
@@ -146,14 +162,14 @@ class SandboxCreate(Versioned, frozen=True):
     commands: list[CreateCommand]
 
 
-Verb = Literal["stop", "pause", "resume", "set_timeout"]
+Verb = Literal["stop", "pause", "resume", "set_timeout", "tighten"]
 
 
 class SandboxOpRequest(Versioned, frozen=True):
-    """client → auth, ``dsec.req.v1.<project>.sandbox.<stop|pause|resume|set_timeout>``.
+    """client → auth, ``dsec.req.v1.<project>.sandbox.<stop|pause|resume|set_timeout|tighten>``.
 
     Names sandboxes by ``uids`` or all of a ``job`` or all that carry ``labels``.
-    ``ttl_running_stop`` and ``deadline_s`` belong to set_timeout.
+    ``ttl_running_stop`` and ``deadline_s`` belong to set_timeout, ``tighten`` to tighten.
     """
 
     request_id: Uid
@@ -164,6 +180,7 @@ class SandboxOpRequest(Versioned, frozen=True):
     cause: Annotated[str, Meta(max_length=64)] | None = None
     ttl_running_stop: Seconds | None = None
     deadline_s: Seconds | None = None
+    tighten: Tightening | None = None
 
 
 class OpCommand(Message, frozen=True):
@@ -255,11 +272,12 @@ class EdgeOpItem(Message, frozen=True):
     ttl_running_stop: float | None = None
     deadline_s: float | None = None
     trace: str | None = None
+    tighten: Tightening | None = None
     asked_at: float = 0.0
 
 
 class EdgeOp(Versioned, frozen=True):
-    """scheduler → edge, ``dsec.cmd.v1.edge.<stop|pause|resume|set_timeout>.<node>``."""
+    """scheduler → edge, ``dsec.cmd.v1.edge.<stop|pause|resume|set_timeout|tighten>.<node>``."""
 
     items: list[EdgeOpItem]
 

@@ -259,7 +259,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("dsec.req.v1.*.sandbox.report", "jetstream", "client", ("auth",), "SandboxReport",
             "what a grader saw"),
     Subject("dsec.req.v1.*.sandbox.*", "jetstream", "client", ("auth",), "SandboxOpRequest",
-            "stop, pause, resume, set_timeout"),
+            "stop, pause, resume, set_timeout, tighten"),
     Subject("dsec.req.v1.*.job.*", "jetstream", "client", ("auth",), "JobRequest",
             "open, renew: the lease of a job"),
     Subject("dsec.req.v1.*.project.create", "jetstream", "client", ("auth",), "ProjectCreate",

@@ -20,8 +20,9 @@ missing_packages() {
   if ! command -v dockerd >/dev/null && ! scripts/docker-engine.sh --check >/dev/null 2>&1; then
     echo docker.io
   fi
-  for entry in iptables:iptables ip:iproute2 ps:procps mkfs.erofs:erofs-utils gcc:gcc \
-    make:make mmdebstrap:mmdebstrap patch:patch xz:xz-utils musl-gcc:musl-tools \
+  for entry in iptables:iptables ip:iproute2 ps:procps mkfs.erofs:erofs-utils \
+    mkfs.ext4:e2fsprogs gcc:gcc make:make mmdebstrap:mmdebstrap patch:patch xz:xz-utils \
+    musl-gcc:musl-tools \
     aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu clang:clang apparmor_parser:apparmor; do
     command -v "${entry%%:*}" >/dev/null || echo "${entry#*:}"
   done

@@ -183,6 +183,7 @@ def _finding(window: Window, item: Taken, measured: int) -> Finding:
         uid=event.uid or None, principal=event.principal or None, node=event.node,
         job=event.job or None, task=event.task or None, evidence=list(window.evidence),
         count=measured, total=window.total, first_at=window.first_at, response=rule.respond,
+        tighten=rule.tighten,
     )  # fmt: skip
 
 

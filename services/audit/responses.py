@@ -18,9 +18,9 @@ from msgspec import Meta
 from schemas.audit import Finding, Response, Severity
 from schemas.base import encode
 from schemas.image import SnapshotCreate
-from schemas.sandbox import SandboxOpRequest
+from schemas.sandbox import SandboxOpRequest, Tightening
 from schemas.subjects import req
-from shared import ids
+from shared import ids, policies
 from shared.bus import Outgoing
 from shared.errors import InvalidRequest, Unsupported
 from shared.wire import to_wire
@@ -29,6 +29,7 @@ PRINCIPAL = "audit"
 CAUSE = "policy_violation"
 VERBS: dict[Response, tuple[str, ...]] = {
     "freeze": ("pause",), "kill": ("stop",), "quarantine": ("pause", "snapshot"),
+    "tighten": ("tighten",),
 }  # fmt: skip
 """Responses that are carried out, and the verbs that do it."""
 SNAPSHOT = "snapshot"
@@ -36,9 +37,11 @@ SNAPSHOT = "snapshot"
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``do`` for findings of a project and rule (shell patterns), of some severities
-    (all), of at least some confidence."""
+    (all), of at least some confidence. ``tighten`` says how that is done; by default as
+    the rule says, else no way out is left."""
 
     do: Response
+    tighten: Tightening | None = None
     project: str = "*"
     rule: str = "*"
     severity: list[Severity] = []
@@ -52,13 +55,16 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read(text: str) -> list[Choice]:
     """The operator's table, the first that fits counts. Raises ``InvalidRequest``."""
     try:
-        return msgspec.convert(tomllib.loads(text), _File).response
+        found = msgspec.convert(tomllib.loads(text), _File).response
+        for choice in found:
+            policies.tightened(policies.Policy(), choice.tighten)
+        return found
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as exc:
         raise InvalidRequest(f"responses: {exc}", field="audit_responses") from exc
 
 
-def choose(finding: Finding, choices: Sequence[Choice]) -> Response:
-    """The operator's choice, else that of the rule."""
+def choose(finding: Finding, choices: Sequence[Choice]) -> tuple[Response, Tightening | None]:
+    """The operator's choice, else that of the rule, and by what to tighten."""
     for choice in choices:
         if (
             fnmatch.fnmatchcase(finding.project, choice.project)
@@ -66,15 +72,16 @@ def choose(finding: Finding, choices: Sequence[Choice]) -> Response:
             and (not choice.severity or finding.severity in choice.severity)
             and finding.confidence >= choice.confidence
         ):
-            return choice.do
-    return finding.response
+            return choice.do, choice.tighten or finding.tighten
+    return finding.response, finding.tighten
 
 
 def decide(finding: Finding, choices: Sequence[Choice]) -> tuple[Finding, list[Outgoing]]:
     """The finding as it is told, and the requests that answer it. A response that cannot
     be carried out is told as refused: nobody must take it for done."""
-    response = choose(finding, choices)
-    finding = msgspec.structs.replace(finding, response=response)
+    response, how = choose(finding, choices)
+    how = (how or policies.EVERYTHING) if response == "tighten" else None
+    finding = msgspec.structs.replace(finding, response=response, tighten=how)
     if response == "alert":
         return finding, []
     verbs, uid = VERBS.get(response), finding.uid
@@ -94,7 +101,9 @@ def _request(finding: Finding, uid: str, verb: str) -> Outgoing:
     if verb == SNAPSHOT:
         body = SnapshotCreate(request_id=request_id, uid=uid)
     else:
-        body = SandboxOpRequest(request_id=request_id, uids=[uid], cause=CAUSE)
+        body = SandboxOpRequest(
+            request_id=request_id, uids=[uid], cause=CAUSE, tighten=finding.tighten
+        )
     return Outgoing(req(finding.project, "sandbox", verb, PRINCIPAL), encode(body))
 
 

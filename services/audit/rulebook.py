@@ -20,8 +20,10 @@ import msgspec
 from msgspec import Meta
 
 from schemas.audit import Response, RuleInfo, Severity
+from schemas.sandbox import Tightening
 from services.audit.events import Event
-from shared.errors import InvalidRequest
+from shared import policies
+from shared.errors import DsecError, InvalidRequest
 
 MAX_RULES = 500
 MAX_PATTERNS = 200
@@ -46,7 +48,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ``measure`` of the events of one ``per`` (a sandbox, a node) reaches ``threshold``
     within ``window_s``, that is a finding. ``measure``: ``events``, different ``targets``,
     ``lost`` events, or a number that the source gives, such as ``dropped_bytes``. The same
-    is told again after ``quiet_s``, or when ten times as much has come."""
+    is told again after ``quiet_s``, or when ten times as much has come. ``tighten``: what the
+    response of that name does (by default it closes the way out)."""
 
     id: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{1,47}$(?!\n)")]
     title: Annotated[str, Meta(min_length=1, max_length=120)]
@@ -61,6 +64,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     window_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     quiet_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
     respond: Response = "alert"
+    tighten: Tightening | None = None
 
     def info(self) -> RuleInfo:
         """What others are told of it."""
@@ -112,6 +116,10 @@ def _check(rule: Rule, name: str) -> None:
                 raise fail(f"there is no field {field!r}")
             for pattern in patterns:
                 _check_pattern(field, pattern, fail)
+    try:
+        policies.tightened(policies.Policy(), rule.tighten)
+    except DsecError as exc:
+        raise fail(f"tighten: {exc.message}") from exc
     if rule.threshold > 1 and not rule.window_s:
         raise fail("a threshold needs a window_s")
     try:

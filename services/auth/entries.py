@@ -26,6 +26,7 @@ from services.auth.access import targets
 from services.auth.asks import MAX_ID, Ask, request_id
 from services.auth.creates import Create, Refusal
 from services.auth.store import RequestRow
+from shared import policies
 from shared.bus import Outgoing
 from shared.errors import DsecError, InvalidRequest, Unsupported
 from shared.wire import bad_message
@@ -141,6 +142,9 @@ def _read_op(entry: Entry) -> None:
             "set_timeout, and only that, takes ttl_running_stop or deadline_s",
             field="ttl_running_stop",
         )
+    if (request.tighten is not None) != (entry.ask.verb == "tighten"):
+        raise InvalidRequest("tighten, and only that, takes tighten", field="tighten")
+    policies.tightened(policies.Policy(), request.tighten)
     entry.command = request
     entry.target = targets(request.uids) if request.uids else (request.job or "")
     entry.count = max(1, len(request.uids))

@@ -34,15 +34,14 @@ class Row:
 
 
 async def find(
-    connection: AsyncConnection, project: str, names: Collection[str] | None = None, *,
-    lock: bool = False,
-) -> dict[str, Row]:  # fmt: skip
+    connection: AsyncConnection, project: str, names: Collection[str] | None = None
+) -> dict[str, Row]:
     """Secrets of a project by name; all of them without ``names``."""
     rows = await connection.execute(
         text(
             f"select {_FIELDS} from secret where project = :p "
             "and (cast(:n as text[]) is null or name = any(cast(:n as text[]))) "
-            f"order by name limit :most{' for update' if lock else ''}"
+            "order by name limit :most"
         ),
         {"p": project, "n": None if names is None else list(names), "most": MAX_LISTED},
     )

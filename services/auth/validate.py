@@ -76,6 +76,8 @@ def _branch(spec: SandboxSpec, *, fork: bool) -> None:
         raise InvalidRequest("a fork names the sandbox it is of", field="source")
     if not fork and spec.source is not None:
         raise InvalidRequest("only a fork has a source", field="source")
+    if spec.tighten is not None:
+        raise Unsupported("tighten is not supported: say it in the policy", field="tighten")
     if not fork and spec.node is not None:
         raise Unsupported("node is not supported: the scheduler places", field="node")
 

@@ -4,9 +4,8 @@ Owns: the order of driver calls for one sandbox, their deadlines, its time limit
 observations that follow. Does not own: which sandboxes there are (supervisor), what a
 command means (rules), commands inside (door), activity, pauses, repolicing.
 
-An *ending* (stop, death, time-out) is not queued behind anything: it interrupts
-whatever the actor does, a start included, and is the last thing it does. An ending is
-observed only when the driver says that nothing of the sandbox is left.
+An *ending* (stop, death, time-out) is not queued: it interrupts whatever the actor does, a
+start included. It is observed only when the driver says that nothing of the sandbox is left.
 """
 
 from __future__ import annotations
@@ -359,11 +358,12 @@ class Sandbox:
             self.activity.touch()
         elif verb == "time":
             await timeup.act(self, self.handle)
+        elif verb == "tighten":
+            await repolicing.tighten(self, self._context)
 
     async def _tell(self, verb: str, error: DsecError | None, generation: int) -> None:
         paused = self.pauses.standing == "paused"
-        awake: Observed = "running" if verb == "set_timeout" else "resumed"
-        observed: Observed = "paused" if paused else awake
+        observed: Observed = "paused" if paused else "running" if verb in rules.QUIET else "resumed"
         row = records.state(self.uid, self.generation, paused=paused, times=self.time.times)
         time = timerecords.keep(self.uid, self.time.durable)
         if verb == "set_timeout":  # has an order of its own, and is true of any command

@@ -18,11 +18,13 @@ _EPSILON = 1e-6  # sums of fractional cores must not refuse the last one by roun
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Cores, MiB and sandboxes: asked for, committed, or what may be committed."""
+    """Cores, MiB of memory and disk, sandboxes: asked for, committed, or what may be
+    committed. Sandboxes without a limit of disk commit none."""
 
     cores: float = 0.0
     memory_mb: int = 0
     sandboxes: int = 0
+    disk_mb: int = 0
 
     def plus(self, other: Amount) -> Amount:
         """The sum."""
@@ -30,6 +32,7 @@ class Amount:
             self.cores + other.cores,
             self.memory_mb + other.memory_mb,
             self.sandboxes + other.sandboxes,
+            self.disk_mb + other.disk_mb,
         )
 
     def minus(self, other: Amount) -> Amount:
@@ -38,6 +41,7 @@ class Amount:
             max(0.0, self.cores - other.cores),
             max(0, self.memory_mb - other.memory_mb),
             max(0, self.sandboxes - other.sandboxes),
+            max(0, self.disk_mb - other.disk_mb),
         )
 
 
@@ -78,6 +82,9 @@ def admit(
     if demand.memory_mb and after.memory_mb > capacity.memory_mb:
         text = f"{demand.memory_mb} MiB over {committed.memory_mb} of {capacity.memory_mb} MiB"
         return _refusal("memory_limit_mb", text, "out of memory_limit_mb")
+    if demand.disk_mb and after.disk_mb > capacity.disk_mb:
+        text = f"{demand.disk_mb} MiB over {committed.disk_mb} of {capacity.disk_mb} MiB of disk"
+        return _refusal("disk_limit_mb", text, "out of disk_limit_mb")
     if demand.cores and after.cores > capacity.cores + _EPSILON:
         text = f"{demand.cores:g} cores over {committed.cores:g} of {capacity.cores:g}"
         return _refusal("cpu_cores_limit", text, "out of cpu_cores_limit")

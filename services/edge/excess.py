@@ -39,7 +39,6 @@ BUSY_S = 30.0
 """Idle for so long, a sandbox is looked at rarely."""
 RARELY = 10
 """In every so many looks."""
-FULL_SHARE = 0.98
 SOURCE: Final = "resource"
 OBSERVER: Final = "observer"
 VERDICT: Final = "observed"
@@ -179,9 +178,7 @@ class Excess:
 
 
 def _seen(sandbox: Sandbox, counters: Counters) -> Seen:
-    limit = sandbox.accepted.resolved.spec.disk_limit_mb
-    full = limit is not None and counters.disk_bytes >= FULL_SHARE * (limit << 20)
     return Seen(
         pids_refused=counters.pids_refused, oom_kills=counters.oom_kills,
-        dropped_bytes=sandbox.activity.dropped_bytes, full=int(full),
+        dropped_bytes=sandbox.activity.dropped_bytes, full=int(counters.disk_full),
     )  # fmt: skip

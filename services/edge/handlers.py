@@ -20,7 +20,7 @@ from shared.errors import InvalidRequest, Unavailable
 
 log = logging.getLogger(__name__)
 
-OPS = frozenset({"stop", "pause", "resume", "set_timeout"})
+OPS = frozenset({"stop", "pause", "resume", "set_timeout", "tighten"})
 
 
 class Commands:

@@ -1,7 +1,7 @@
 """The few system calls the edge needs that Python does not offer.
 
-Owns: thin typed wrappers (new mount API, advice on another process's memory, swap). Does
-not own: what is mounted, advised or swapped to.
+Owns: thin typed wrappers (new mount API, advice on another process's memory, swap, project
+quotas). Does not own: what is mounted, advised, swapped to or limited.
 Every wrapper raises ``OSError`` with the kernel's own text where there is one.
 """
 
@@ -15,12 +15,14 @@ from typing import Self
 # The same numbers on every architecture from 5.0 on.
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _PROCESS_MADVISE = 440
+_QUOTACTL_FD = 443
 
 FSOPEN_CLOEXEC = 1
 FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_SET_FD, FSCONFIG_CMD_CREATE = 0, 1, 5, 6
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 0x1, 0x2, 0x4
 MADV_WILLNEED = 3
+_PROJECT_QUOTA = 2
 SWAP_PREFER, SWAP_PRIORITY_MAX = 0x8000, 0x7FFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -114,3 +116,24 @@ def swapon(path: str, priority: int) -> None:
 def swapoff(path: str) -> None:
     """Brings back all that was swapped there, then swaps there no more."""
     _checked(_libc.swapoff(os.fsencode(path)))
+
+
+def project_quota(fd: int, command: int, project: int, data: bytearray) -> None:
+    """A command on the project quotas of the file system that ``fd`` is on; ``data`` is what
+    it takes and fills."""
+    held = (ctypes.c_char * len(data)).from_buffer(data)
+    _syscall(
+        _QUOTACTL_FD, ctypes.c_uint(fd), ctypes.c_uint(command << 8 | _PROJECT_QUOTA),
+        ctypes.c_uint(project), ctypes.byref(held),
+    )  # fmt: skip
+
+
+class _StatFs(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_long), ("rest", ctypes.c_long * 31)]
+
+
+def file_system(path: os.PathLike[str]) -> int:
+    """The magic number of the file system that ``path`` is on."""
+    found = _StatFs()
+    _checked(_libc.statfs(os.fsencode(path), ctypes.byref(found)))
+    return int(found.kind)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.edge.egress.libbpf import Map, Programs
-from services.edge.sensors.fanotify import mount_of
-from services.edge.sensors.inside import find, root_of
+from services.edge.sensors.inside import find, mount_of, root_of
 from shared.errors import Unavailable, Unsupported
 from shared.policies import Policy
 

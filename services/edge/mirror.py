@@ -185,7 +185,7 @@ class Mirror:
         while start < end:
             if self.cancelled():
                 raise Cancelled
-            done = os.copy_file_range(read, write, min(COPY_BYTES, end - start), start, start)
+            done = _copied(read, write, min(COPY_BYTES, end - start), start)
             if done == 0:  # it became shorter; the next pass sees that
                 return
             start += done
@@ -217,6 +217,17 @@ class Mirror:
         if status is not None and stat.S_ISDIR(status.st_mode):
             for known in [known for known in self._seen if known.startswith(below)]:
                 del self._seen[known]
+
+
+def _copied(read: int, write: int, length: int, at: int) -> int:
+    """Copies within the kernel, and within the file system where both are on one."""
+    try:
+        return os.copy_file_range(read, write, length, at, at)
+    except OSError as err:
+        if err.errno != errno.EXDEV:  # a disk of its own
+            raise
+    os.lseek(write, at, os.SEEK_SET)
+    return os.sendfile(write, read, at, length)
 
 
 def _dress(

@@ -47,11 +47,13 @@ def limits(settings: Settings) -> Limits:
     found = machine()
     cores = settings.capacity_cores or found.cores
     memory_mb = settings.capacity_memory_mb or found.memory_mb
+    disk_mb = settings.capacity_disk_mb or _disk_mb(settings.state_path)
     return Limits(
         capacity=Amount(
             cores=cores * settings.overcommit_cpu,
             memory_mb=int(memory_mb * settings.overcommit_memory),
             sandboxes=settings.capacity_sandboxes,
+            disk_mb=int(disk_mb * settings.overcommit_disk),
         ),
         memory_floor_mb=settings.memory_floor_mb,
         disk_floor_mb=settings.disk_floor_mb,
@@ -102,6 +104,10 @@ def status(report: BackendReport) -> BackendStatus:
         for name, feature in report.features.items()
     }
     return BackendStatus(supported=report.supported, reason=report.reason, features=features)
+
+
+def _disk_mb(folder: Path) -> int:
+    return shutil.disk_usage(folder).total // MIB
 
 
 def _text(path: Path) -> str:

@@ -169,6 +169,11 @@ def repoliced(uid: str, accepted: Accepted, handle: Handle) -> Change:
     )
 
 
+def respecified(uid: str, accepted: Accepted) -> Change:
+    """Its spec says something else from here on."""
+    return "update sandbox set accepted = ? where uid = ?", (encode(accepted), uid)
+
+
 def adopted(uid: str, generation: int) -> Change:
     """It goes on under a newer command."""
     return "update sandbox set generation = ? where uid = ?", (generation, uid)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from schemas.exec import PolicyReply, PolicyRequest
-from schemas.sandbox import SandboxSpec
+from schemas.sandbox import SandboxSpec, Tightening
 from services.edge import records, rules
 from services.edge.drivers.base import Handle
 from services.edge.drivers.offers import offered
 from services.edge.drivers.policing import Enforcing
 from services.edge.ending import Ending
+from shared import policies
 from shared.errors import DsecError, InvalidRequest, SandboxDied, Unsupported
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ async def _enforce(sandbox: Sandbox, context: Context, request: PolicyRequest) -
         except SandboxDied as exc:
             _end(sandbox, exc)
             raise
-        sandbox.accepted = replace(accepted, resolved=resolved)
+        sandbox.accepted = _with(sandbox, resolved.spec)
         change = records.repoliced(sandbox.uid, sandbox.accepted, handle)
         try:
             await context.observer.emit([sandbox.observation()], change)
@@ -87,12 +88,48 @@ async def _enforce(sandbox: Sandbox, context: Context, request: PolicyRequest) -
 
 async def _take_back(sandbox: Sandbox, driver: Enforcing, accepted: records.Accepted) -> None:
     """What was not journalled is not in force: the next edge would not know of it."""
-    sandbox.accepted = accepted
+    sandbox.accepted = accepted = _with(sandbox, accepted.resolved.spec)
     spec = rules.start_spec(accepted.item, accepted.resolved, [])
     try:
         sandbox.handle = await driver.set_policy(sandbox.present(), spec)
     except DsecError as exc:
         _end(sandbox, exc)
+
+
+def _with(sandbox: Sandbox, spec: SandboxSpec) -> records.Accepted:
+    """What was accepted with another spec; a tightening that came meanwhile stays."""
+    accepted = sandbox.accepted
+    spec = replace(spec, tighten=accepted.resolved.spec.tighten)
+    return replace(accepted, resolved=replace(accepted.resolved, spec=spec))
+
+
+def note(sandbox: Sandbox, wanted: Tightening) -> records.Change:
+    """From here on the sandbox's spec is stricter, for this process and the next: what is
+    put into force later comes under it, whoever asks."""
+    accepted = sandbox.accepted
+    spec = accepted.resolved.spec
+    spec = replace(spec, tighten=policies.merged(spec.tighten, wanted))
+    sandbox.accepted = replace(accepted, resolved=replace(accepted.resolved, spec=spec))
+    return records.respecified(sandbox.uid, sandbox.accepted)
+
+
+async def tighten(sandbox: Sandbox, context: Context) -> None:
+    """Puts what was noted into force; a paused sandbox stays paused. Where it cannot be,
+    the sandbox ends: it does not go on under what somebody found too little."""
+    driver = offered(sandbox.driver, Enforcing)
+    async with sandbox.repolicing:
+        accepted = sandbox.accepted
+        try:
+            if driver is None:
+                raise Unsupported(f"backend {sandbox.backend} keeps its policy", field="policy")
+            wanted = rules.start_spec(accepted.item, accepted.resolved, [])
+            sandbox.handle = await driver.set_policy(sandbox.present(), wanted)
+        except DsecError as exc:
+            text = f"it cannot be made stricter: {exc.message}"
+            sandbox.end(Ending("stopped", "policy_violation", text, exc))
+            return
+        change = records.repoliced(sandbox.uid, sandbox.accepted, sandbox.handle)
+        await context.observer.emit([sandbox.observation()], change)
 
 
 def _end(sandbox: Sandbox, error: DsecError) -> None:

@@ -25,6 +25,8 @@ from shared.errors import (
     Unsupported,
 )
 
+QUIET = frozenset({"set_timeout", "tighten"})
+"""Operations that leave a sandbox running or paused, as it is."""
 DEFAULT_USER = "root"
 DEFAULT_WORKDIR = "/"
 TRUSTING = (
@@ -151,7 +153,15 @@ def demand(spec: SandboxSpec) -> Amount:
         cores=spec.cpu_cores_limit or spec.cpu_cores_request or 0.0,
         memory_mb=spec.memory_limit_mb or spec.memory_request_mb or 0,
         sandboxes=1,
+        disk_mb=_disk_mb(spec) or 0,
     )
+
+
+def _disk_mb(spec: SandboxSpec) -> int | None:
+    if spec.policy is None:
+        return spec.disk_limit_mb
+    policy = policies.read(spec.policy, spec.network_rules, spec.require)
+    return _least(spec.disk_limit_mb, policy.limits.disk_mb)
 
 
 def check_spec(spec: SandboxSpec, report: BackendReport) -> DsecError | None:
@@ -171,6 +181,10 @@ def check_spec(spec: SandboxSpec, report: BackendReport) -> DsecError | None:
         if feature is None or not feature.supported:
             why = feature.reason if feature else "unknown to this backend"
             return PolicyDenied(f"{name} can't be enforced on this node: {why}", field="require")
+    disk = report.features.get("disk_limit")
+    if spec.disk_limit_mb is not None and not (disk and disk.supported):
+        why = disk.reason if disk else "unknown to this backend"
+        return Unsupported(f"disks can't be limited on this node: {why}", field="disk_limit_mb")
     carried = report.features.get("routes")
     if spec.routes and not (carried and carried.supported):
         return Unsupported(f"backend {spec.backend} has no routes", field="routes")
@@ -198,6 +212,13 @@ def check_routes(spec: SandboxSpec, known: Collection[str]) -> DsecError | None:
     return None
 
 
+def policy_of(spec: SandboxSpec) -> policies.Policy:
+    """What is to be in force. Raises ``InvalidRequest`` or ``Unsupported``."""
+    read = policies.read(spec.policy, spec.network_rules, spec.require)
+    policy = policies.tightened(read, spec.tighten)
+    return replace(policy, network=()) if spec.offline else policy
+
+
 def times(spec: SandboxSpec) -> Times:
     """The limits of its life; a policy's wall time is a deadline."""
     policy = policy_of(spec)
@@ -205,10 +226,8 @@ def times(spec: SandboxSpec) -> Times:
     return Times(spec.ttl_running_stop, min(ends, default=None), spec.scoring_grace_s)
 
 
-def policy_of(spec: SandboxSpec) -> policies.Policy:
-    """The policy that is to be in force. Raises for a bad document."""
-    policy = policies.read(spec.policy, spec.network_rules, spec.require)
-    return replace(policy, network=()) if spec.offline else policy
+def _least(*limits: int | None) -> int | None:
+    return min((n for n in limits if n is not None), default=None)
 
 
 def failed_start(exc: DsecError) -> tuple[Literal["refused", "failed"], str]:
@@ -229,7 +248,7 @@ def start_spec(item: StartItem, resolved: ResolvedSpec, layers: list[Layer]) -> 
     """The driver's form of a start: the spec over the defaults of its image."""
     spec, image = resolved.spec, resolved.image
     policy = policy_of(spec)
-    pids = [n for n in (spec.pids_limit, policy.limits.pids) if n is not None]
+    limits = policy.limits
     secrets = _secrets(spec)
     env: Mapping[str, str] = {**image.env, **_shown(spec, secrets), **spec.env}
     return StartSpec(
@@ -238,8 +257,9 @@ def start_spec(item: StartItem, resolved: ResolvedSpec, layers: list[Layer]) -> 
         layers=layers,
         cpu_cores=spec.cpu_cores_limit,
         memory_mb=spec.memory_limit_mb,
-        disk_mb=spec.disk_limit_mb,
-        pids=min(pids, default=None),
+        disk_mb=_least(spec.disk_limit_mb, limits.disk_mb),
+        inodes=limits.inodes,
+        pids=_least(spec.pids_limit, limits.pids),
         env=env,
         workdir=spec.workdir or image.workdir or DEFAULT_WORKDIR,
         user=spec.init_user or image.user or DEFAULT_USER,

@@ -32,9 +32,11 @@ class Settings(Common, kw_only=True):
 
     capacity_cores: float | None = None
     capacity_memory_mb: int | None = None
+    capacity_disk_mb: int | None = None
     capacity_sandboxes: int = 2_000
     overcommit_cpu: float = 50.0
     overcommit_memory: float = 6.0
+    overcommit_disk: float = 4.0
     memory_floor_mb: int = 512
     disk_floor_mb: int = 1_024
     pids_floor: int = 1_024

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from schemas.sandbox import EdgeOp, EdgeOpItem, EdgeStart, Observation, StartItem
-from services.edge import records, rules
+from services.edge import records, repolicing, rules
 from services.edge.actor import Context, Sandbox
 from services.edge.admission import Amount, Limits, Measured, admit
 from services.edge.branches import Captures
@@ -263,6 +263,8 @@ class Supervisor:
         else:
             if verb == "set_timeout":
                 sandbox.time.judged_at = item.asked_at
+            if item.tighten is not None:
+                decided.changes.append(repolicing.note(sandbox, item.tighten))
             decided.changes.append(records.op(verb, item))
             decided.actions.append(lambda: self._apply(sandbox, verb, item))
             if verb == "stop":

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from schemas.base import WireError, encode
-from schemas.sandbox import ItemResult, SandboxEvent
+from schemas.sandbox import ItemResult, SandboxEvent, Tightening
 from shared import lifecycle
 from shared.ids import sandbox_id
 
@@ -99,6 +99,7 @@ class NodeOp:
     deadline_s: float | None = None
     trace: str | None = None
     asked_at: float = 0.0
+    tighten: Tightening | None = None
 
 
 @dataclass(slots=True)

@@ -1,4 +1,5 @@
-"""What an operation of a client does to a sandbox: stop, pause, resume, set_timeout. Pure.
+"""What an operation of a client does to a sandbox: stop, pause, resume, set_timeout,
+tighten. Pure.
 
 Owns: what each means in each state. Does not own: transitions and stops in general
 (``decide``), the selection of sandboxes (``ops``).
@@ -28,6 +29,8 @@ def operate(
         return None
     if command.verb == "set_timeout":
         return _set_timeout(changes, row, command)
+    if command.verb == "tighten":
+        return _tighten(changes, row, command)
     return _pause_resume(changes, row, command, at=at, deadlines=deadlines)
 
 
@@ -65,6 +68,15 @@ def _set_timeout(changes: Changes, row: Sandbox, command: OpCommand) -> ItemResu
                 asked_at=command.asked_at,
             )
         )
+    return None
+
+
+def _tighten(changes: Changes, row: Sandbox, command: OpCommand) -> ItemResult | None:
+    if row.terminal or not row.node:
+        return _conflict(row, command.verb)
+    changes.ops.append(
+        decide.node_op(row, "tighten", tighten=command.request.tighten, trace=command.trace)
+    )
     return None
 
 

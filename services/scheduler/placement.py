@@ -229,7 +229,7 @@ def shortage(ask: Ask, nodes: Sequence[NodeView], *, retry_after_s: float) -> Fa
         error = WireError(
             code="unsupported",
             message=f"no node can run backend {ask.need.backend} as asked: {text}",
-            field="require" if ask.need.features & _named(reasons) else "backend",
+            field=_field(ask.need.features & _named(reasons)),
             cause="invalid",
         )
         return Failure(error)
@@ -275,6 +275,12 @@ def _told(total: int, filters: Counter[str]) -> str:
 
 def _named(reasons: Iterable[str | None]) -> set[str]:
     return {r.partition(":")[0] for r in reasons if r}
+
+
+def _field(missing: frozenset[str] | set[str]) -> str:
+    if "disk_limit" in missing:
+        return "disk_limit_mb"
+    return "require" if missing else "backend"
 
 
 def _large_enough(ask: Ask, node: NodeView) -> bool:

@@ -101,7 +101,8 @@ def node_ops(ops: Sequence[NodeOp], trace: str | None) -> list[Outgoing]:
             EdgeOpItem(
                 uid=op.uid, project=op.project, generation=op.generation, cause=op.cause,
                 grace_s=op.grace_s, ttl_running_stop=op.ttl_running_stop,
-                deadline_s=op.deadline_s, trace=op.trace, asked_at=op.asked_at,
+                deadline_s=op.deadline_s, trace=op.trace, tighten=op.tighten,
+                asked_at=op.asked_at,
             )
         )  # fmt: skip
     out = []

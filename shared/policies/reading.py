@@ -45,7 +45,7 @@ def read(
     name = given.stage
     present = _stage(given, name)
     network = _network(base, given, present, network_rules)
-    deny, ioctls, execs = _denied(
+    deny, ioctls, execs = denied_calls(
         [
             ("", base.processes.deny),
             ("policy.processes.deny", given.processes.deny),
@@ -54,7 +54,7 @@ def read(
     )
     for other, content in given.stages.items():  # also those that are not in force yet
         _network(base, given, content, {})
-        _denied(_of_stage(content, other))
+        denied_calls(_of_stage(content, other))
     files = {
         tree: _files(tree, getattr(base.files, tree), getattr(given.files, tree))
         for tree in (*TREES, WATCHED)
@@ -114,7 +114,7 @@ def _of_stage(stage: Stage, name: str | None) -> list[tuple[str, list[str]]]:
     return [(f"policy.stages.{name}.processes.deny", stage.processes.deny)]
 
 
-def _denied(
+def denied_calls(
     sources: Iterable[tuple[str, list[str]]],
 ) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
     names: dict[str, None] = {}

@@ -76,7 +76,7 @@ async def test_a_limit_without_enforcer_is_refused_before_anything_starts(
     before = harness.leftovers()
     with pytest.raises((Unsupported, PolicyDenied)) as caught:
         await harness.driver.start(harness.spec(uid=new_uid(), disk_mb=64))
-    assert caught.value.field == "disk_mb"
+    assert caught.value.field == "disk_limit_mb"
     assert harness.leftovers() <= before
 
 

@@ -35,6 +35,10 @@ do = "freeze"
 project = "strict*"
 rule = "protected_file_edit"
 do = "quarantine"
+
+[[response]]
+project = "tight*"
+do = "tighten"
 """
 
 
@@ -48,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _strict(factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Findings of projects whose name begins with ``strict`` are answered."""
+    """Findings of projects whose name begins with ``strict`` or ``tight`` are answered."""
     responses = factory.mktemp("audit") / "responses.toml"
     responses.write_text(RESPONSES)
     return {"DSEC_AUDIT_RESPONSES": str(responses)}

@@ -13,11 +13,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 import libdsec.sync
 from libdsec import DSecClient, DSecRunArgs
 from libdsec.errors import Conflict, InvalidRequest, NotFound
 from services.local import LocalSystem
+from shared import ids
 from tests.e2e.conftest import alive, charged, open_client, until
 
 FAKE = DSecRunArgs(backend="fake", cpu_cores_limit=0.1, memory_limit_mb=16)
@@ -38,12 +40,22 @@ asyncio.run(main())
 """
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def alone(fake_system: LocalSystem, client: DSecClient) -> AsyncIterator[DSecClient]:
+    """A client of a project of its own: nothing else is charged to it."""
+    child = await client.projects.create(f"jobs-{ids.new()[-8:]}".lower())
+    async with open_client(fake_system, project=child.id) as made:
+        yield made
+
+
 @asynccontextmanager
-async def trainer(system: LocalSystem, job: str, *, lease_s: float) -> AsyncIterator[Any]:
+async def trainer(
+    system: LocalSystem, job: str, *, lease_s: float, project: str | None = None
+) -> AsyncIterator[Any]:
     """Another process that holds the job; its sandboxes' uids."""
     environment = {
         **os.environ, "DSEC_URL": system.url, "DSEC_API_KEY": system.admin_key,
-        "DSEC_PROJECT": system.project,
+        "DSEC_PROJECT": project or system.project,
     }  # fmt: skip
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", TRAINER.format(job=job, lease_s=lease_s),
@@ -66,11 +78,10 @@ async def states(client: DSecClient, job: str) -> set[str]:
 
 
 async def test_a_killed_trainers_job_is_paused_and_its_successor_has_the_same_sandboxes(
-    fake_system: LocalSystem, client: DSecClient
+    fake_system: LocalSystem, alone: DSecClient
 ) -> None:
-    before = len(await alive(client))
-    await charged(client, client.project, before)
-    async with trainer(fake_system, "killed", lease_s=1) as (process, uids):
+    client, project = alone, alone.project
+    async with trainer(fake_system, "killed", lease_s=1, project=project) as (process, uids):
         process.send_signal(signal.SIGKILL)
         await process.wait()
 
@@ -84,9 +95,9 @@ async def test_a_killed_trainers_job_is_paused_and_its_successor_has_the_same_sa
         again = await job.create_many(FAKE, n=3, key="step-1", timeout=30)
         assert [s.uid for s in again] == uids
         assert await again[0].files.read("/tmp/state") == b"half way"
-        await charged(client, client.project, before + 3)
+        await charged(client, project, 3)
         await job.stop()
-    await charged(client, client.project, before)
+    await charged(client, project, 0)
 
 
 async def test_a_trainer_that_comes_back_within_its_lease_finds_everything_running(
@@ -136,10 +147,9 @@ async def test_a_whole_job_is_paused_resumed_and_stopped_in_one_request_each(
         assert "whole" in [j.job async for j in client.jobs.list()]
 
 
-async def test_stopping_a_job_while_it_is_being_made_leaves_nothing(client: DSecClient) -> None:
-    before = len(await alive(client))
+async def test_stopping_a_job_while_it_is_being_made_leaves_nothing(alone: DSecClient) -> None:
     for n in range(5):
-        async with client.job(f"race-{n}") as job:
+        async with alone.job(f"race-{n}") as job:
             creates = asyncio.gather(
                 *(job.create_many(FAKE, n=4, timeout=20) for _ in range(3)),
                 return_exceptions=True,
@@ -149,8 +159,8 @@ async def test_stopping_a_job_while_it_is_being_made_leaves_nothing(client: DSec
             await creates
             # what was asked for after the stop is the trainer's own
             await job.stop()
-            assert await alive(client, job=job.id) == []
-    await charged(client, client.project, before)
+            assert await alive(alone, job=job.id) == []
+    await charged(alone, alone.project, 0)
 
 
 async def test_the_same_key_with_other_arguments_is_a_conflict(client: DSecClient) -> None:

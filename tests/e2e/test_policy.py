@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from libdsec import DSecClient, DSecContainerRunArgs
+from libdsec.audit import GradingObservation
 from libdsec.errors import DSecError, InvalidRequest, NotFound, PolicyDenied, Unsupported
-from tests.e2e.conftest import until
+from services.local import LocalSystem
+from tests.e2e.conftest import open_client, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -70,6 +73,54 @@ async def test_a_named_policy_is_enforced_and_changed_by_name(containers: DSecCl
         await sandbox.stop()
     assert [p.name for p in await containers.policies.list()] == ["shut"]
     await containers.policies.delete("shut")
+
+
+FLOW = """exec python3 -u - <<'EOF'
+import socket
+flow = socket.create_connection(("api.test", 8081), 30)
+flow.sendall(b"GET / HTTP/1.1\\r\\nHost: api.test\\r\\n\\r\\n")
+print("open", flow.recv(4096)[:15].decode())
+flow.settimeout(120)
+try: print("over", flow.recv(4096))
+except ConnectionResetError: print("over reset")
+EOF"""
+REACH = """python3 - <<'EOF'
+import socket
+try: socket.create_connection(("api.test", 8081), 30); print("reached")
+except OSError as e: print("not reached")
+EOF"""
+SHUT = "none (no interface)"
+
+
+async def test_a_finding_makes_a_running_sandbox_stricter(
+    containers: DSecClient, container_system: LocalSystem
+) -> None:
+    """What is open is reset, its trainer cannot open it again, and neither can a new edge."""
+    project = (await containers.projects.create("tight")).id
+    async with open_client(container_system, project=project) as trainer:
+        sandbox = await trainer.run_container(args(network_rules={"api.test:8081": True}))
+        flow = await sandbox.spawn(FLOW)
+        lines = flow.stdout.__aiter__()
+        assert b"open HTTP/1.1 200" in await asyncio.wait_for(anext(lines), 60)
+        seen = [GradingObservation(what="test_file_edited", subject="x")]
+        await trainer.audit.report(sandbox.uid, seen)
+
+        async def network() -> bool:
+            return (await sandbox.info()).enforcement["network"] == SHUT
+
+        await until(network, within_s=60, what="no way out")
+        assert b"over reset" in await asyncio.wait_for(anext(lines), 60)
+        assert (await sandbox.exec(REACH)).text == "not reached\n"
+        told = await sandbox.set_network({"api.test:8081": True})
+        assert told["network"] == SHUT
+        edge = next(name for name in container_system.services if name.startswith("edge"))
+        await container_system.kill(edge)
+        await container_system.restart(edge)
+        assert (await sandbox.exec(REACH)).text == "not reached\n"
+        found = [e async for e in trainer.audit.list(kind="finding", target=sandbox.uid)]
+        assert found[0].record["response"] == "tighten"
+        assert found[0].record["tighten"] == {"network": ["*"]}
+        await sandbox.stop()
 
 
 async def test_what_cannot_be_is_refused_by_name(containers: DSecClient) -> None:

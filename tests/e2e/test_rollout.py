@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow]
 BASE = "py:3.11"
 WORKER: dict[str, Any] = {"memory_limit_mb": 512, "cpu_cores_limit": 1, "init_user": "root"}
 LINES = ["a", "b", "c"]
-RUN_S = 120.0
+RUN_S = 240.0
 WAITS = """
 from libdsec import DSecContainerRunArgs
 async def waits(rollout):
@@ -36,7 +36,7 @@ async def waits(rollout):
     sandbox = await rollout.sandbox(args)
     rollout.tell("it is there")
     line = "until test -e /tmp/go; do sleep 0.2; done"
-    return (await sandbox.exec(line, timeout=100)).exit_code
+    return (await sandbox.exec(line, timeout=300)).exit_code
 """
 TRAINER = """
 import asyncio, sys
@@ -193,28 +193,35 @@ async def test_a_killed_trainers_successor_hears_the_rest_and_nothing_runs_twice
 
 
 async def test_a_worker_that_was_killed_goes_on_when_it_is_submitted_again(
-    containers: DSecClient, layers: Sequence[str]
+    containers: DSecClient, layers: Sequence[str], tmp_path: Path
 ) -> None:
-    many = {"prompts": [task()], "group_size": 2}
-    async with await submitted(containers, "dead", layers, **many) as run:
+    changes = waiting(tmp_path)
+    async with await submitted(containers, "dead", layers, **changes) as run:
         async for event in run.events():
             if event.kind == "told":
                 break
         await run.worker.exec(f'kill -9 "$(cat {messages.PID})"', user="root", check=True)
         with pytest.raises(InternalError, match="worker of run dead ended"):
             await finished(run)
-    async with await submitted(containers, "dead", layers, **many) as run:
-        assert [r.value["reward"] for r in await finished(run)] == [1.0, 1.0]
+    async with await submitted(containers, "dead", layers, **changes) as run:
+        async with open_like(containers, run.project) as inner:
+            (agent,) = [s async for s in inner.list(job="dead") if s.uid != run.worker.uid]
+            await agent.files.write("/tmp/go", b"")
+        assert [r.value for r in await finished(run)] == [0]
         await run.stop()
+
+
+def waiting(folder: Path) -> dict[str, Any]:
+    """A run of one rollout, which tells of its sandbox and waits for a file in it."""
+    (folder / "waits.py").write_text(WAITS)
+    return {"loop": f"{folder}/waits.py:waits", "prompts": [BASE], "group_size": 1}
 
 
 async def test_a_paused_run_stands_still_and_goes_on(
     containers: DSecClient, layers: Sequence[str], tmp_path: Path
 ) -> None:
     """Its rollout waits for a file that comes only after the pause."""
-    (tmp_path / "waits.py").write_text(WAITS)
-    changes = {"loop": f"{tmp_path}/waits.py:waits", "prompts": [BASE], "group_size": 1}
-    async with await submitted(containers, "paused", layers, **changes) as run:
+    async with await submitted(containers, "paused", layers, **waiting(tmp_path)) as run:
         async for event in run.events():
             if event.kind == "told":
                 break

@@ -52,9 +52,9 @@ def holding(values: Iterable[bytes], files: Iterable[Path]) -> Iterator[str]:
 async def test_a_secret_goes_out_in_requests_and_is_nowhere_else(
     containers: DSecClient, container_system: LocalSystem, outside: World
 ) -> None:
-    """A new value is used by a sandbox that runs. Neither is in its environment, files,
-    arguments or what it changed, in the log of what was done, in audit, or in any file of
-    the system: journal, bus, database, logs."""
+    """Also by a new edge; a new value is used by a sandbox that runs. Neither is in its
+    environment, files, arguments or what it changed, in the log of what was done, in audit, or
+    in any file of the system: journal, bus, database, logs. (S07)"""
     first, second = random.token_urlsafe(24), random.token_urlsafe(24)
     await containers.secrets.set("hub", first, hosts=[HOST, PLAIN_HOST])
     binding = {"hosts": [HOST], "header": "Authorization", "format": "Bearer {}", "env": "HUB_KEY"}
@@ -65,6 +65,14 @@ async def test_a_secret_goes_out_in_requests_and_is_nowhere_else(
         assert f"X-Key: {first}".lower() in outside.heads[-1].lower()
         assert await ask(sandbox, f"http://{PLAIN_HOST}/v1") == "yes"
         assert first not in outside.heads[-1]  # not bound there
+        edge = next(name for name in container_system.services if name.startswith("edge"))
+        await container_system.kill(edge)
+        await container_system.restart(edge)
+
+        async def again() -> bool:
+            return await ask(sandbox) == "yes" and first in outside.heads[-1]
+
+        await until(again, within_s=60, what="a new edge puts it in, and is trusted as the old one")
         changed = await containers.secrets.set("hub", second, hosts=[HOST, PLAIN_HOST])
         assert changed.version == 2
 

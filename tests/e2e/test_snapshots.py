@@ -26,7 +26,7 @@ from libdsec import (
     Unsupported,
 )
 from services.local import LocalSystem
-from tests.e2e.conftest import alive, charged, open_client
+from tests.e2e.conftest import charged, open_client
 
 pytestmark = pytest.mark.docker
 ARGS = DSecContainerRunArgs(
@@ -104,14 +104,19 @@ async def test_a_paused_sandbox_is_snapshotted_and_stays_paused(
         assert await said(restored, "cat /p") == "p\n"
 
 
-async def test_branches_are_apart_and_charged(containers: DSecClient, sandbox: Sandbox) -> None:
-    await sandbox.exec("echo c > /common; rm /etc/hostname.x; true")
-    before = len(await alive(containers))
-    await charged(containers, containers.project, before)
-    branches = await sandbox.fork(3)
-    try:
+async def test_branches_are_apart_and_charged(
+    container_system: LocalSystem, containers: DSecClient
+) -> None:
+    child = await containers.projects.create("branching", id="branching")
+    async with (
+        open_client(container_system, project=child.id) as client,
+        await client.create(ARGS) as sandbox,
+    ):
+        await sandbox.exec("echo c > /common; rm /etc/hostname.x; true")
+        await charged(containers, child.id, 1)
+        branches = await sandbox.fork(3)
         assert {b.node for b in branches} == {sandbox.node}
-        await charged(containers, containers.project, before + 3)
+        await charged(containers, child.id, 4)
         for number, branch in enumerate(branches):
             text = await said(branch, f"cat /common; echo $GIVEN; echo {number} > /common")
             assert text == "c\nhere\n"
@@ -121,10 +126,9 @@ async def test_branches_are_apart_and_charged(containers: DSecClient, sandbox: S
         assert await said(twig, "cat /common") == "2\n"
         layer = await twig.pack_diff("twig")
         await twig.stop()
-        async with await containers.restore(layer) as restored:
+        async with await client.restore(layer) as restored:
             assert await said(restored, "cat /common") == "2\n"
-    finally:
-        await containers.stop_many(branches)
+        await client.stop_many(branches)
 
 
 async def test_a_repeated_request_is_the_same_snapshot_and_the_same_branches(

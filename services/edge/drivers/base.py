@@ -88,9 +88,9 @@ class Secret:
 @dataclass(frozen=True, slots=True)
 class StartSpec:
     """Everything a driver needs. ``layers`` go bottom to top. Sizes in MiB
-    (``*_mb``), CPU in cores, ``None`` = not limited. ``secrets`` need the feature
-    ``secrets``. ``env``, ``workdir`` and
-    ``user`` are the defaults of later execs. ``captures`` (ids of :meth:`Snapshotting.capture`,
+    (``*_mb``), CPU in cores, ``None`` = not limited; ``disk_mb`` and ``inodes`` are of what
+    it writes. ``secrets`` need the feature ``secrets``. ``env``, ``workdir`` and ``user``
+    are the defaults of later execs. ``captures`` (ids of :meth:`Snapshotting.capture`,
     bottom to top) lie above the layers; they stay while a sandbox has them."""
 
     uid: str
@@ -99,6 +99,7 @@ class StartSpec:
     cpu_cores: float | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None
+    inodes: int | None = None
     pids: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/"

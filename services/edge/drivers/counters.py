@@ -15,11 +15,13 @@ from services.edge.drivers.base import Handle
 @dataclass(frozen=True, slots=True)
 class Counters:
     """Of a sandbox since it was made: how often it was refused a new process, how many of
-    its processes were killed for memory; and the bytes that it has on disk."""
+    its processes were killed for memory; the bytes on its limited disk, and whether
+    hardly any more can be written there."""
 
     pids_refused: int = 0
     oom_kills: int = 0
     disk_bytes: int = 0
+    disk_full: bool = False
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ over plain HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import ssl
@@ -28,6 +29,7 @@ from shared.errors import DsecError
 
 WEB_PORTS = frozenset({443, 80})
 BASIC = b"basic "
+HANDSHAKE_S = 15.0
 
 Values = Callable[[], Awaitable[Mapping[str, GivenSecret]]]
 """The present values by name. Raises ``DsecError`` where they cannot be had."""
@@ -68,7 +70,8 @@ class Injector:
         side: Side = below
         if secure:
             side = tls = Tls(below, self._authority.inside(name), server=True)
-            await tls.shake()
+            async with asyncio.timeout(HANDSHAKE_S):
+                await tls.shake()
 
         async def connect() -> Side:
             return await self._verified(outer, name) if secure else Plain(outer)
@@ -81,10 +84,11 @@ class Injector:
     async def _verified(self, outer: socket, name: str) -> Side:
         tls = Tls(Plain(outer), self._authority.outside(), host=name)
         try:
-            await tls.shake()
+            async with asyncio.timeout(HANDSHAKE_S):
+                await tls.shake()
         except ssl.SSLCertVerificationError as err:
             raise Refusal(502, f"the certificate of {name}: {err.verify_message}") from err
-        except OSError as err:
+        except (OSError, TimeoutError) as err:
             raise Refusal(502, f"no TLS with {name}") from err
         return tls
 
@@ -93,6 +97,8 @@ class Injector:
     ) -> h11.Request:
         if _host(request) != name or request.target[:1] not in (b"/", b"*"):
             raise Refusal(421, f"this connection is for {name}")
+        if request.method == b"TRACE":
+            raise Refusal(405, "its answer would show what was put in")
         try:
             values = await self._values()
         except DsecError as err:

@@ -38,6 +38,7 @@ class Relay:
     def __init__(self, inner: Side, connect: Connect, edit: Edit) -> None:
         self._inner, self._connect, self._edit = inner, connect, edit
         self._outer: Side | None = None
+        self._ahead: asyncio.Task[bytes] | None = None
         self._down = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX)
         self._up = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_MAX)
 
@@ -53,13 +54,16 @@ class Relay:
             await self._refuse(Refusal(err.error_status_hint, "not HTTP/1 as the gate reads it"))
         except h11.LocalProtocolError as err:
             raise ConnectionError("the other end broke HTTP/1") from err
+        finally:
+            if self._ahead is not None:
+                self._ahead.cancel()
         await self._inner.end()
         if self._outer is not None:
             await self._outer.end()
 
     async def _one(self) -> bool:
         """One request and its response; whether another may come."""
-        event = await self._next(self._down, self._inner)
+        event = await self._asked()
         if not isinstance(event, h11.Request):
             return False
         request = await self._edit(event)
@@ -79,6 +83,22 @@ class Relay:
             await self._pass_on(self._outer)
             return False
         return self._down.our_state is h11.DONE and self._up.their_state is h11.DONE
+
+    async def _asked(self) -> object:
+        """The next request; the end, too, where the host ends a connection that is idle:
+        a client that asks on it would only see it break."""
+        asking = asyncio.ensure_future(self._next(self._down, self._inner))
+        if self._outer is None:
+            return await asking
+        self._ahead = asyncio.ensure_future(self._outer.read())
+        try:
+            await asyncio.wait({asking, self._ahead}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._ahead.done():
+                return await asking
+            self._ahead.exception()
+            return h11.ConnectionClosed()
+        finally:
+            asking.cancel()
 
     async def _body(self, outer: Side) -> None:
         while True:
@@ -129,7 +149,11 @@ class Relay:
                 raise Refusal(502, "the host does not answer as HTTP/1 does") from err
             if event is not h11.NEED_DATA:
                 return event
-            connection.receive_data(await side.read())
+            if side is self._outer and self._ahead is not None:
+                ahead, self._ahead = self._ahead, None
+                connection.receive_data(await ahead)
+            else:
+                connection.receive_data(await side.read())
 
     async def _send(self, connection: h11.Connection, side: Side, event: h11.Event) -> None:
         data = connection.send(event)

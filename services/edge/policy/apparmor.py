@@ -71,12 +71,12 @@ def _rules(policy: Policy) -> Iterator[str]:
 
 def rule_of(policy: Policy, operation: str, path: str) -> str:
     """The rule of ``policy`` that a denial is of, as ``enforcement`` names it."""
+    if operation == "exec" and path in policy.exec_deny:
+        return "processes.exec"
     for tree in TREES:
         for rule in policy.files(tree):
             if path == rule.path or path.startswith(rule.path.rstrip("/") + "/"):
                 return f"files.{tree}"
-    if path in policy.exec_deny:
-        return "processes.exec"
     return f"processes.{OPERATIONS.get(operation, operation)}"
 
 

@@ -12,6 +12,8 @@ from typing import Literal
 
 from shared.policies import Policy
 
+PROGRAM = "system.program"
+"""The rule of a program that others run."""
 DECOY = "/run/dsec"
 """Where a sandbox finds what looks like the platform's: nothing of the platform is there."""
 KERNEL_MEMORY = (
@@ -56,4 +58,4 @@ def watched(policy: Policy) -> Iterator[Watched]:
     for folder in PROGRAM_FOLDERS:
         if not f"{folder}/".startswith(held):
             for name in PROGRAMS:
-                yield Watched(f"{folder}/{name}", "file", "system.program")
+                yield Watched(f"{folder}/{name}", "file", PROGRAM)

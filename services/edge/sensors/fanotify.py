@@ -13,8 +13,8 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from services.edge.sensors.inside import mount_of
 from shared.errors import Unsupported
 
 OPEN, MODIFY, OVERFLOW, ON_FOLDERS = 0x20, 0x2, 0x4000, 0x40000000
@@ -85,15 +85,6 @@ def _events(data: bytes) -> Iterator[Event]:
             yield Event(mask, pid, mount_of(fd), _place(fd))
         finally:
             os.close(fd)
-
-
-def mount_of(fd: int) -> int:
-    """The number of the mount that a descriptor came through. No other has it while it is
-    there."""
-    for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines():
-        if line.startswith("mnt_id:"):
-            return int(line.split()[1])
-    return 0
 
 
 def _place(fd: int) -> str:

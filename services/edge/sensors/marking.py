@@ -12,9 +12,9 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from services.edge.policy.watched import Watched
+from services.edge.policy.watched import PROGRAM, Watched
 from services.edge.sensors import fanotify, inotify
-from services.edge.sensors.inside import find, is_laid_over, root_of
+from services.edge.sensors.inside import find, is_laid_over, mount_of, root_of
 from shared.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,39 @@ def by_the_way(name: str) -> bool:
     return name in BY_THE_WAY or name.endswith(".pyc")
 
 
+class _Folders:
+    """Which folders there are: most programs that are looked for are in none, and in many
+    images two names lead to one folder."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._known: dict[str, bool] = {}
+        self._met: set[tuple[int, int]] = set()
+
+    def may_have(self, one: Watched) -> bool:
+        """Whether something can be there that was not found under another name."""
+        if one.kind != "file" or one.rule != PROGRAM:
+            return True
+        folder = os.path.dirname(one.path)
+        if folder not in self._known:
+            self._known[folder] = self._is_new(folder)
+        return self._known[folder]
+
+    def _is_new(self, folder: str) -> bool:
+        try:
+            at = find(self._root, folder)
+        except OSError:
+            return False
+        try:
+            found = os.fstat(at)
+        finally:
+            os.close(at)
+        key = (found.st_dev, found.st_ino)
+        new = key not in self._met
+        self._met.add(key)
+        return new
+
+
 class Marking:
     """See the module; ``group`` and ``watches`` are the node's."""
 
@@ -54,7 +87,9 @@ class Marking:
         except OSError:
             return []  # it is over
         try:
-            return [mark for one in what for mark in self._all(root, one, anew)]
+            seen = _Folders(root)
+            there = [one for one in what if one.required or seen.may_have(one)]
+            return [mark for one in there for mark in self._all(root, one, anew)]
         finally:
             os.close(root)
 
@@ -66,11 +101,11 @@ class Marking:
                 if one.required and not anew:
                     text = f"the policy's {one.path} is not there: {err.strerror}"
                     raise InvalidRequest(text, field="policy.files", cause="invalid") from err
-                continue
+                return
             try:
                 yield from self._one(at, one, link=link)
             except OSError as err:
-                log.debug("%s is not watched: %s", one.path, err)
+                log.warning("%s is not watched: %s", one.path, err)
             finally:
                 os.close(at)
 
@@ -80,7 +115,7 @@ class Marking:
             if is_laid_over(at):
                 folders = fanotify.ON_FOLDERS if one.denied else 0
                 self._group.mark(at, fanotify.OPEN | folders, mount=True)
-                yield Mark(one, one.path, fanotify.mount_of(at))
+                yield Mark(one, one.path, mount_of(at))
         elif link:
             if stat.S_ISLNK(mode):  # else it is watched as what it is
                 yield self._mark(at, one, one.path, inotify.MASK)
@@ -94,7 +129,7 @@ class Marking:
         return self._mark(at, one, path, inotify.MASK)
 
     def _mark(self, at: int, one: Watched, path: str, mask: int) -> Mark:
-        return Mark(one, path, fanotify.mount_of(at), self._watches.add(at, mask))
+        return Mark(one, path, mount_of(at), self._watches.add(at, mask))
 
     def _folder(self, at: int, one: Watched) -> Iterator[Mark]:
         top = os.open(f"/proc/self/fd/{at}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.audit import Violation
-from services.edge.policy.watched import DECOY, Watched
+from services.edge.policy.watched import DECOY, PROGRAM, Watched
 from services.edge.sensors import decoys, fanotify, inotify
 from services.edge.sensors.marking import Mark, Marking, by_the_way
 from shared.errors import DsecError
@@ -31,7 +31,6 @@ READS_PER_TURN, TURN_S = 8, 0.1
 
 SAME_S = 2.0
 """A change of content this soon after a write is that write."""
-PROGRAM = "system.program"
 
 Tell = Callable[[Violation], None]
 

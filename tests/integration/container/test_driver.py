@@ -167,7 +167,7 @@ async def test_a_failed_start_leaves_nothing_and_blocks_no_name(
 
 
 @pytest.mark.parametrize("changes", [{"memory_mb": 0}, {"pids": -1}, {"cpu_cores": 0},
-                                     {"hostname": "a b"}, {"disk_mb": 5}])  # fmt: skip
+                                     {"hostname": "a b"}])  # fmt: skip
 async def test_a_bad_spec_is_refused_by_field(
     harness: ContainerHarness, changes: dict[str, object]
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from schemas.sandbox import Tightening
 from shared import ids
 from tests.integration.scheduler.conftest import World
 from tests.integration.scheduler.world import eventually, saw
@@ -240,6 +241,22 @@ async def test_set_timeout_reaches_the_edge(world: World) -> None:
     assert results[uids[0]].state == "running"
     verb, op = (await eventually(lambda: edge.ops))[0]
     assert (verb, op.ttl_running_stop, op.deadline_s) == ("set_timeout", 7.0, 9.0)
+
+
+async def test_a_tightening_reaches_the_edge_of_what_lives_somewhere(world: World) -> None:
+    await world.scheduler()
+    edge = await world.edge("n1")
+    trainer = await world.trainer()
+    uids = await trainer.create(2)
+    await trainer.settled(uids)
+    await trainer.operate("stop", uids[:1])
+    wanted = Tightening(network=["*"], deny=["ptrace"])
+    results = await trainer.operate("tighten", uids, tighten=wanted)
+    over, lives = results[uids[0]], results[uids[1]]
+    assert over.error is not None and over.error.code == "conflict"
+    assert (lives.state, lives.error) == ("running", None)
+    found = await eventually(lambda: [op for verb, op in edge.ops if verb == "tighten"])
+    assert [(op.uid, op.tighten) for op in found] == [(uids[1], wanted)]
 
 
 async def test_a_pause_of_what_its_client_resumed_at_the_node_just_now_counts(

@@ -194,7 +194,7 @@ class SimEdge:
     def _obey(self, verb: str, op: EdgeOpItem) -> list[str]:
         if verb == "stop":
             return ["stopped"] if self.live.pop(op.uid, None) else ["unknown"]
-        if verb == "set_timeout":
+        if verb in ("set_timeout", "tighten"):
             return []
         if op.uid not in self.live:
             return ["unknown"]

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from services.edge.drivers.base import Handle
+from services.edge.agent import wire
+from services.edge.agent.wire import Tag
+from services.edge.drivers.base import Feature, Handle
 from shared.errors import InvalidRequest, PolicyDenied, Unsupported
 from shared.policies.model import DENIABLE
 from tests.conformance.harness import HANG_S, run
@@ -168,7 +170,12 @@ async def test_a_path_that_is_not_there_is_refused_by_name(field: Field) -> None
     assert field.harness.leftovers() == before
 
 
-async def test_what_no_mechanism_enforces_is_refused_before_a_start(field: Field) -> None:
+async def test_what_no_mechanism_enforces_is_refused_before_a_start(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await field.driver.probe()
+    without = {**field.driver._features, "disk_limit": Feature(False, "no quota")}
+    monkeypatch.setattr(field.driver, "_features", without)
     before = field.harness.leftovers()
     with pytest.raises(PolicyDenied) as caught:
         await field.start({"resources": {"disk_mb": 10}})
@@ -252,3 +259,18 @@ async def test_exploits_meant_for_another_machine_meet_a_wall_and_are_found(
     assert {"processes.io_uring", "processes.fs_ioctl"} <= {v.rule for v in told}
     findings = found(field, handle)
     assert findings.keys() == {"privilege_attempt", "extent_swap_ioctl"}
+
+
+async def test_a_profile_that_the_kernel_does_not_apply_runs_nothing(
+    field: Field, sandboxes: list[Handle]
+) -> None:
+    """An engine that is told a profile on a kernel without it says yes; a command is run by
+    the agent, and the agent asks the kernel."""
+    handle = await field.start()
+    sandboxes.append(handle)
+    agent = field.driver._live[handle.uid].agent
+    await agent.policy(wire.field(Tag.PROFILE, "dsec-missing"), None)
+    with pytest.raises(PolicyDenied, match="AppArmor"):
+        await run(field.driver, handle, "echo ran", timeout_s=30)
+    await agent.policy(b"", None)
+    assert await field.sh(handle, "echo ran") == "ran"

@@ -23,11 +23,11 @@ import msgspec
 
 from services.edge import freezing
 from services.edge.cgroups import CgroupDriver, Kind
+from services.edge.disks.disks import Disks
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.deaths import Sandbox
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.snapshotting import Captured
-from services.edge.layers.mounts import Upper
 from services.edge.mirror import Mirror, mapped_for_writing
 from shared.errors import InvalidRequest, NotFound
 
@@ -44,8 +44,10 @@ ID_MAX = 64
 class Capturing:
     """The captures of one driver. ``kind``: the freezer, ``None`` where there is none."""
 
-    def __init__(self, settings: ContainerSettings, kind: Callable[[], Kind]) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: ContainerSettings, disks: Disks, kind: Callable[[], Kind]
+    ) -> None:
+        self._settings, self._disks = settings, disks
         self._kind = kind
         self._held: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -105,7 +107,15 @@ class Capturing:
     def _copy(self, sandbox: Sandbox, folder: Path, cancelled: Callable[[], bool]) -> _Noted:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
-        upper = Upper(self._settings.sandboxes_dir / sandbox.uid).upper
+        place = self._settings.sandboxes_dir / sandbox.uid
+        with self._disks.opened(place, folders.disk_of(sandbox.handle.data)) as disk:
+            noted = self._copy_from(disk.upper, sandbox, folder, cancelled)
+        (folder / WHOLE).write_bytes(msgspec.json.encode(noted))
+        return noted
+
+    def _copy_from(
+        self, upper: Path, sandbox: Sandbox, folder: Path, cancelled: Callable[[], bool]
+    ) -> _Noted:
         mirror = Mirror(upper, folder / TREE, cancelled)
         copied = 0
         for _ in range(PASSES_MAX):
@@ -123,9 +133,7 @@ class Capturing:
             if not sandbox.paused:
                 freezing.thaw(sandbox.groups, kind=self._kind())
         frozen_s = 0.0 if sandbox.paused else time.monotonic() - begun
-        noted = _Noted(frozen_s, copied + done.bytes, done.entries)
-        (folder / WHOLE).write_bytes(msgspec.json.encode(noted))
-        return noted
+        return _Noted(frozen_s, copied + done.bytes, done.entries)
 
     def _place(self, id: str) -> Path:
         if not id.isascii() or not id.isalnum() or len(id) > ID_MAX:

@@ -17,9 +17,8 @@ import contextlib
 import errno
 import logging
 import secrets
-import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.agent.ports import PortsOfAgent
 from services.edge.cgroups import CgroupDriver, Groups
-from services.edge.counting import counters
+from services.edge.disks.disks import Disk, Disks
 from services.edge.drivers.base import (
     BackendReport,
     ExecIO,
@@ -40,7 +39,6 @@ from services.edge.drivers.base import (
     OnExit,
     ResumeIO,
     StartSpec,
-    Usage,
 )  # fmt: skip
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.capturing import Capturing
@@ -48,17 +46,17 @@ from services.edge.drivers.container.deaths import Deaths, Sandbox, why
 from services.edge.drivers.container.enforcing import Enforcing, target_of
 from services.edge.drivers.container.engine import Engine
 from services.edge.drivers.container.files import FilesOfAgent
+from services.edge.drivers.container.folders import DISK, disk_of
 from services.edge.drivers.container.leftovers import Leftovers
+from services.edge.drivers.container.limiting import LimitedDisks
 from services.edge.drivers.container.pausing import NOT_OPEN, Pausing, pause_features
 from services.edge.drivers.container.policies import PolicyOfContainers
 from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Root, Shells, WarmShell
-from services.edge.drivers.container.wanted import check, limits
-from services.edge.drivers.counters import Counters
+from services.edge.drivers.container.wanted import check, limits, room_of
 from services.edge.drivers.snapshotting import Captured
-from services.edge.layers.mounts import Upper
 from services.edge.policy.plan import NO_INTERFACE, Plan
 from shared.errors import (
     CapacityExhausted,
@@ -71,7 +69,7 @@ from shared.errors import (
 log = logging.getLogger(__name__)
 
 
-class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers):
+class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDisks, Leftovers):
     """See the module."""
 
     name = "container"
@@ -89,7 +87,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
         self._shells: Shells | None = None
         self._pool: Pool[WarmShell] | None = None
         self._pausing: Pausing | None = None
-        self._capturing = Capturing(settings, lambda: self.pausing.kind)
+        self._disks = Disks(settings.disks_dir, settings.disks)
+        self._capturing = Capturing(settings, self._disks, lambda: self.pausing.kind)
         self._late: asyncio.Task[None] | None = None
 
     # ---- what this node can do ----
@@ -103,6 +102,9 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
             return BackendReport(False, err.message)
         if missing:
             return BackendReport(False, f"{missing[0].name} is not built (make -C guest)")
+        if (wrong := await asyncio.to_thread(self._disks.prove)) is not None:
+            return BackendReport(False, wrong)
+        disk = await asyncio.to_thread(self._disks.probe)
         yes = Feature(True)
         limited = Feature(True, f"cgroup {cgroups.mode}")
         features = {
@@ -110,7 +112,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
             "ports": yes, "routes": yes, "clear": yes,
             "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
             "network_deny": Feature(True, NO_INTERFACE),
-            "disk_limit": Feature(False, "no quota on writable layers"),
+            "disk_limit": Feature(disk.works, disk.reason),
             "snapshot": Feature(cgroups.freezer is not None, "disk only"),
         }  # fmt: skip
         swap = self._pausing.swap.look() if self._pausing else NOT_OPEN
@@ -175,6 +177,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
     async def start(self, spec: StartSpec) -> Handle:
         check(spec)
         plan = await self._plan(spec)
+        self._disks.check(room_of(spec))
         if spec.uid in self._live or spec.uid in self._starting:
             raise Conflict(f"sandbox {spec.uid} exists", field="uid")
         folder = self._settings.sandboxes_dir / spec.uid
@@ -194,25 +197,33 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
 
     async def _start(self, spec: StartSpec, folder: Path, plan: Plan) -> Handle:
         warm: WarmShell | None = None
+        disk: Disk | None = None
         try:
             warm = await self._take_shell()
-            data = _data(warm, spec)
+            disk = await self.shells.thread(
+                lambda: self._disks.make(folder, room_of(spec)), undo=Disk.close
+            )
+            data = _data(warm, spec, disk)
             await self.shells.thread(lambda: folders.note(folder, data))
             above = [self._capturing.folder(id) for id in spec.captures]
-            root = Root(spec.layers, Upper(folder), above)
+            root = Root(spec.layers, disk.upper, above)
             guards = await self.shells.thread(lambda: self._enforcing.guards(spec.uid, plan))
             names = [spec.hostname, *guards]
             enforced = await self.shells.attach(warm, root, limits(spec), names)
             await warm.agent.list()  # the agent answers in the root it now has
             target = target_of(spec, data, agent=warm.agent, groups=warm.groups)
             await self._enforcing.begin(target, plan)
-            handle = Handle(spec.uid, self.name, data, {**enforced, **plan.enforcement})
+            enforced |= {**disk.enforcement, **plan.enforcement}
+            handle = Handle(spec.uid, self.name, data, enforced)
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
         except BaseException:
             self._enforcing.end(spec.uid)
-            await asyncio.shield(self._undo(warm, folder))
+            await asyncio.shield(self._undo(warm, folder, disk))
             raise
+        finally:
+            if disk is not None:
+                disk.close()
 
     async def _take_shell(self) -> WarmShell:
         if self._pool is None:
@@ -226,11 +237,13 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
                 f"no shell became ready: {why.message if why else 'the engine is busy'}"
             ) from why
 
-    async def _undo(self, warm: WarmShell | None, folder: Path) -> None:
+    async def _undo(self, warm: WarmShell | None, folder: Path, disk: Disk | None) -> None:
         with contextlib.suppress(DsecError):
             if warm is not None:
                 await self.shells.drop(warm)
-        await self.shells.thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+        if disk is not None:
+            disk.close()
+        await self._remove_files(folder.name, None, disk=disk.note if disk else None)
 
     def _adopt(self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups) -> None:
         defaults = Defaults(dict(spec.env), spec.workdir, spec.user)
@@ -320,13 +333,6 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
     async def release(self, id: str) -> None:
         await self.shells.thread(lambda: self._capturing.release(id))
 
-    async def usage(self, handle: Handle) -> Usage:
-        return await self.shells.usage(Groups.of(handle.data["groups"]))
-
-    async def counters(self, handles: Sequence[Handle]) -> list[Counters]:
-        groups = [Groups.of(handle.data["groups"]) for handle in handles]
-        return await self.shells.thread(lambda: [counters(each) for each in groups])
-
     async def stop(self, handle: Handle, *, grace_s: float = 0.0) -> None:
         sandbox = self._live.pop(handle.uid, None)
         if sandbox is not None:
@@ -336,10 +342,11 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, Leftovers)
         await self.pausing.leave(sandbox, groups, thaw=grace_s > 0)
         if grace_s > 0:
             await self.shells.terminate(groups, grace_s)
+        await self._give_up_disk(handle)
         await self.shells.end(groups)
         if sandbox is not None:
             sandbox.agent.close()
-        await self._remove_files(handle.uid, str(handle.data["name"]))
+        await self._remove_files(handle.uid, str(handle.data["name"]), disk=disk_of(handle.data))
         if "captures" in handle.data:
             await self.shells.thread(self._capturing.collect)
         await self._reaper.remove(str(handle.data["container"]))
@@ -372,9 +379,10 @@ def full_disk(err: OSError) -> Exception:
     return err
 
 
-def _data(warm: WarmShell, spec: StartSpec) -> dict[str, Any]:
+def _data(warm: WarmShell, spec: StartSpec, disk: Disk) -> dict[str, Any]:
     captures = {"captures": list(spec.captures)} if spec.captures else {}
+    limited = {DISK: dict(disk.note)} if disk.note else {}
     return {
         "container": warm.shell.id, "name": warm.shell.name, "pid": warm.shell.pid,
-        "groups": warm.groups.data(), **captures,
+        "groups": warm.groups.data(), **captures, **limited,
     }  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from services.edge.agent import files
 from services.edge.drivers.base import Handle, ResumeIO
+from services.edge.drivers.container.limiting import limit_told
 from services.edge.drivers.files import FileChange, FileInfo
 
 if TYPE_CHECKING:
@@ -49,10 +50,11 @@ class FilesOfAgent:
         sparse: bool = False, key: str | None = None,
     ) -> FileInfo:  # fmt: skip
         agent, path, user = self._call(handle, path, user)
-        return await files.write(
-            agent, path, chunks, user=user, mode=mode, append=append,
-            mtime_ns=mtime_ns, sparse=sparse, key=key,
-        )  # fmt: skip
+        with limit_told(handle):
+            return await files.write(
+                agent, path, chunks, user=user, mode=mode, append=append,
+                mtime_ns=mtime_ns, sparse=sparse, key=key,
+            )  # fmt: skip
 
     async def stat(self, handle: Handle, path: str, *, user: str | None) -> FileInfo:
         agent, path, user = self._call(handle, path, user)
@@ -69,7 +71,8 @@ class FilesOfAgent:
         parents: bool = True,
     ) -> None:  # fmt: skip
         agent, path, user = self._call(handle, path, user)
-        await files.mkdir(agent, path, user=user, mode=mode, parents=parents)
+        with limit_told(handle):
+            await files.mkdir(agent, path, user=user, mode=mode, parents=parents)
 
     async def remove(
         self, handle: Handle, path: str, *, user: str | None, recursive: bool = False
@@ -80,7 +83,8 @@ class FilesOfAgent:
     async def move(self, handle: Handle, src: str, dst: str, *, user: str | None) -> None:
         agent, src, user = self._call(handle, src, user)
         _, dst, _ = self._call(handle, dst, user)
-        await files.move(agent, src, dst, user=user)
+        with limit_told(handle):
+            await files.move(agent, src, dst, user=user)
 
     def pack(
         self, handle: Handle, path: str, names: bytes, *, user: str | None, contents: bool = True
@@ -93,7 +97,8 @@ class FilesOfAgent:
         key: str | None = None,
     ) -> FileInfo:  # fmt: skip
         agent, path, user = self._call(handle, path, user)
-        return await files.unpack(agent, path, chunks, user=user, key=key)
+        with limit_told(handle):
+            return await files.unpack(agent, path, chunks, user=user, key=key)
 
     def watch(
         self, handle: Handle, path: str, *, user: str | None, recursive: bool = True
@@ -105,4 +110,5 @@ class FilesOfAgent:
         self, handle: Handle, key: str, io: ResumeIO, chunks: AsyncIterator[bytes]
     ) -> FileInfo | None:
         agent, _ = self._agent(handle)
-        return await files.resume_input(agent, key, io, chunks)
+        with limit_told(handle):
+            return await files.resume_input(agent, key, io, chunks)

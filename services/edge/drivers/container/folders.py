@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 META = "meta.json"
+DISK = "disk"
+"""The note of a limited disk."""
 
 
 def note(folder: Path, data: Mapping[str, Any]) -> None:
@@ -23,6 +25,12 @@ def note(folder: Path, data: Mapping[str, Any]) -> None:
 def noted(sandboxes_dir: Path) -> dict[str, dict[str, Any]]:
     """What is known of every sandbox's folder, by uid; empty where a crash came first."""
     return {folder.name: _read(folder) for folder in sandboxes_dir.iterdir()}
+
+
+def disk_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The note of the sandbox's disk; empty without a limit."""
+    note: Mapping[str, Any] = data.get(DISK, {})
+    return note
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.edge.cgroups import Groups
+from services.edge.disks.disks import Disks, Note
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.engine import Engine, Shell
 from services.edge.drivers.container.settings import ContainerSettings
@@ -27,12 +28,15 @@ class Leftovers(ABC):
     _settings: ContainerSettings
     _engine: Engine
     _instance: str
+    _disks: Disks
 
     @property
     @abstractmethod
     def shells(self) -> Shells: ...
 
-    async def _remove_files(self, uid: str | None, name: str | None) -> None:
+    async def _remove_files(
+        self, uid: str | None, name: str | None, *, disk: Note | None = None
+    ) -> None:
         gone = []
         if uid:
             gone.append(self._settings.sandboxes_dir / uid)
@@ -40,6 +44,8 @@ class Leftovers(ABC):
             gone.append(self._settings.shells_dir / name)
 
         def work() -> None:
+            if uid:
+                self._disks.gone(self._settings.sandboxes_dir / uid, disk or {})
             for folder in gone:
                 shutil.rmtree(folder, ignore_errors=True)
                 if folder.exists():
@@ -72,4 +78,4 @@ class Leftovers(ABC):
         if "groups" in meta:
             await self.shells.end(Groups.of(meta["groups"]))
             await self._engine.remove(str(meta["container"]))
-        await self._remove_files(uid, meta.get("name"))
+        await self._remove_files(uid, meta.get("name"), disk=folders.disk_of(meta))

@@ -41,6 +41,7 @@ class ContainerSettings:
     swap_mb: int = 4096  # of own swap
     reclaim_concurrency: int = 2  # sandboxes whose memory is given back at once
     capture_threads: int = 2  # writable layers copied at once
+    disks: str = "auto"  # what limits them: auto, quota, image, none
     prefetch_mb: int = 256  # read ahead when a sandbox is resumed, 0: none
     uplink: str = ""  # network namespace the gate connects from, empty: the edge's own
     resolvers: str = ""  # address[@port],…: name servers of the gate, empty: the node's
@@ -63,6 +64,11 @@ class ContainerSettings:
     @property
     def captures_dir(self) -> Path:
         return self.state_dir / "captures"
+
+    @property
+    def disks_dir(self) -> Path:
+        """Where limited disks are tried out and prepared."""
+        return self.state_dir / "disks"
 
     @property
     def shells_dir(self) -> Path:

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from services.edge.disks.plan import FULL_SHARE
 from services.edge.drivers.base import (
     BackendReport,
     ExecIO,
@@ -44,7 +45,7 @@ from services.edge.drivers.fake.state import Live, State
 from services.edge.drivers.files import FileInfo
 from services.edge.drivers.registry import DriverConfig
 from shared import ids
-from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable
+from shared.errors import Internal, InvalidRequest, SandboxDied, Unavailable, Unsupported
 
 NAME = "fake"
 STATE = "state.msgpack"
@@ -87,6 +88,7 @@ class FakeDriver(EchoPorts):
     # -- life -----------------------------------------------------------------------
 
     async def start(self, spec: StartSpec) -> Handle:
+        _check(spec)
         folder = self._root / spec.uid
         if spec.uid in self._live or (folder / STATE).exists():
             raise Internal(f"sandbox {spec.uid} is there already")
@@ -327,7 +329,7 @@ class FakeDriver(EchoPorts):
 
     async def counters(self, handles: Sequence[Handle]) -> list[Counters]:
         live = [self._live.get(handle.uid) for handle in handles]
-        return [Counters(disk_bytes=one.state.tree.size() if one else 0) for one in live]
+        return [_counters(one.state.tree) if one else Counters() for one in live]
 
     # -- files ------------------------------------------------------------------------
 
@@ -391,6 +393,17 @@ class FakeDriver(EchoPorts):
         live = self._running(handle)
         live.state.tree.move(src, dst, now=time.time())
         self._save(live.state)
+
+
+def _check(spec: StartSpec) -> None:
+    if spec.inodes is not None:
+        raise Unsupported("files are not counted", field="policy.resources.inodes")
+
+
+def _counters(tree: trees.Tree) -> Counters:
+    used = tree.size()
+    full = tree.limit_bytes is not None and used >= FULL_SHARE * tree.limit_bytes
+    return Counters(disk_bytes=used, disk_full=full)
 
 
 def create(config: DriverConfig) -> FakeDriver:

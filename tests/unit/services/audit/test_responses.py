@@ -8,8 +8,9 @@ import pytest
 from msgspec import json
 
 from schemas.audit import Finding
+from schemas.sandbox import SandboxOpRequest, Tightening
 from services.audit.responses import PRINCIPAL, decide, read
-from shared.errors import InvalidRequest
+from shared.errors import DsecError, InvalidRequest
 
 TABLE = """
 [[response]]
@@ -69,11 +70,40 @@ def test_a_quarantine_stops_it_and_keeps_its_disk_under_a_name_that_is_told() ->
     assert json.decode(pause.data)["request_id"] != body["request_id"]
 
 
+TIGHT = """
+[[response]]
+rule = "port_scan"
+do = "tighten"
+tighten = { network = ["10.0.0.0/8"], deny = ["ptrace"] }
+
+[[response]]
+do = "tighten"
+"""
+
+
+def test_what_is_tightened_is_data_and_told_in_the_finding() -> None:
+    """The operator's, else the rule's, else no way out is left."""
+    ours, both = Tightening(network=["pypi"]), Tightening(network=["10.0.0.0/8"], deny=["ptrace"])
+    for facts, by in (
+        ({"rule": "port_scan", "tighten": ours}, both),
+        ({"tighten": ours}, ours),
+        ({}, Tightening(network=["*"])),
+    ):
+        told, (request,) = decide(finding(**facts), read(TIGHT))
+        assert (told.response, told.tighten, told.refused) == ("tighten", by, None)
+        assert request.subject.split(".")[4:] == ["sandbox", "tighten", PRINCIPAL]
+        assert json.decode(request.data, type=SandboxOpRequest).tighten == by
+    told, _ = decide(finding(tighten=ours, response="kill"), [])
+    assert told.tighten is None
+
+
+def test_a_tightening_that_means_nothing_is_refused_at_the_start() -> None:
+    for how in ('network = ["not a host"]', 'deny = ["ptrce"]', 'deny = ["exec:/bin/sh"]'):
+        with pytest.raises(DsecError):
+            read('[[response]]\ndo = "tighten"\ntighten = {' + how + "}")
+
+
 def test_what_cannot_be_done_is_told_as_refused() -> None:
-    told, requests = decide(finding(response="tighten"), [])
-    assert (told.response, requests) == ("tighten", [])
-    assert told.refused is not None
-    assert told.refused.code == "unsupported"
     told, requests = decide(finding(response="kill", uid=None), [])
     assert requests == []
     assert told.refused is not None

@@ -20,6 +20,7 @@ demands = st.builds(
     cores=st.integers(0, 160).map(lambda n: n / 10),
     memory_mb=st.integers(0, 1 << 14),
     sandboxes=st.just(1),
+    disk_mb=st.integers(0, 1 << 14),
 )
 
 
@@ -27,6 +28,7 @@ def fits(total: Amount, capacity: Amount) -> bool:
     return (
         total.sandboxes <= capacity.sandboxes
         and total.memory_mb <= capacity.memory_mb
+        and total.disk_mb <= capacity.disk_mb
         and total.cores <= capacity.cores + 1e-3
     )
 
@@ -51,7 +53,9 @@ def test_only_what_does_not_fit_is_refused(
     if fits(committed.plus(demand), capacity):
         assert refusal is None
     elif refusal is not None:
-        assert refusal.field in ("sandboxes", "memory_limit_mb", "cpu_cores_limit")
+        assert refusal.field in (
+            "sandboxes", "memory_limit_mb", "cpu_cores_limit", "disk_limit_mb",
+        )  # fmt: skip
         assert refusal.retryable and refusal.cause == "capacity"
 
 

@@ -55,13 +55,11 @@ class Node:
         link: Any = SimpleNamespace(bus=self.bus)
         self.excess = Excess(supervisor, node="n1", link=link, clock=FakeClock())
 
-    def add(self, uid: str, *, epoch: int = 0, idle_s: float = 0.0, disk_mb: int | None = None):
-        spec = SimpleNamespace(disk_limit_mb=disk_mb)
+    def add(self, uid: str, *, epoch: int = 0, idle_s: float = 0.0):
         self.sandboxes[uid] = SimpleNamespace(
             uid=uid, project="p", epoch=epoch, state="running", driver=self.driver,
             handle=SimpleNamespace(uid=uid),
             activity=SimpleNamespace(idle_s=idle_s, dropped_bytes=0, noted=deque()),
-            accepted=SimpleNamespace(resolved=SimpleNamespace(spec=spec)),
         )  # fmt: skip
         return self.sandboxes[uid]
 
@@ -133,10 +131,12 @@ async def test_idle_sandboxes_are_looked_at_rarely_and_gone_ones_forgotten() -> 
 
 async def test_a_full_disk_is_told_once() -> None:
     node = Node()
-    node.add("u1", disk_mb=10)
-    node.driver.now["u1"] = Counters(disk_bytes=10 << 20)
+    node.add("u1")
+    node.driver.now["u1"] = Counters(disk_bytes=10 << 20, disk_full=True)
     (told,) = await node.told()
     assert told.rule == "disk_limit"
+    assert await node.told() == []
+    node.driver.now["u1"] = Counters(disk_bytes=5 << 20)
     assert await node.told() == []
 
 

@@ -92,9 +92,12 @@ def test_the_machine_is_measured(tmp_path: Path) -> None:
     assert 0 < measured.memory_available_mb <= machine.memory_mb
     assert measured.disk_free_mb > 0 and measured.pids_free > 0
     assert all(0 <= share <= 1 for share in measured.pressure.values())
-    settings = Settings(node="n1", capacity_cores=2.0, capacity_memory_mb=1000)
+    settings = Settings(
+        node="n1", capacity_cores=2.0, capacity_memory_mb=1000, state_dir=str(tmp_path)
+    )
     capacity = probe.limits(settings).capacity
     assert (capacity.cores, capacity.memory_mb) == (100.0, 6000)
+    assert capacity.disk_mb >= measured.disk_free_mb * settings.overcommit_disk
 
 
 async def test_ended_operations_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

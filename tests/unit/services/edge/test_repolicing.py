@@ -12,11 +12,11 @@ import pytest
 from msgspec import structs
 
 from schemas.exec import PolicyRequest
-from schemas.sandbox import ResolvedSpec, SandboxSpec
+from schemas.sandbox import ResolvedSpec, SandboxSpec, Tightening
 from services.edge import records, repolicing, rules
 from services.edge.drivers.base import BackendReport, Feature, Handle, StartSpec
 from services.edge.ending import Ending
-from services.edge.repolicing import changed, check, enforce
+from services.edge.repolicing import changed, check, enforce, note, tighten
 from shared.errors import DsecError, InvalidRequest, SandboxDied, Unavailable, Unsupported
 
 SPEC = SandboxSpec(
@@ -119,6 +119,7 @@ class _Accepted:
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(repolicing, "replace", _replace)
     monkeypatch.setattr(records, "repoliced", lambda uid, accepted, handle: accepted)
+    monkeypatch.setattr(records, "respecified", lambda uid, accepted: accepted)
     return Node()
 
 
@@ -163,3 +164,41 @@ async def test_a_client_that_leaves_splits_no_change(node: Node) -> None:
         pass
     assert node.driver.in_force == [("bpf",)] and node.denied == ["bpf"]
     assert node.written == [node.sandbox.accepted]
+
+
+def stricter(node: Node) -> StartSpec:
+    """What the next edge would put into force, from what is written."""
+    accepted = node.written[-1]
+    return rules.start_spec(accepted.item, accepted.resolved, [])
+
+
+async def test_a_tightening_stays_under_whatever_is_set_later(node: Node) -> None:
+    node.written.append(note(node.sandbox, Tightening(deny=["bpf"])))
+    assert stricter(node).policy.deny == ("ptrace", "bpf")  # before it is in force
+    await tighten(node.sandbox, node.context)
+    assert node.driver.in_force == [("ptrace", "bpf")]
+    await node.deny()
+    assert node.driver.in_force[-1] == ("bpf",)
+    note(node.sandbox, Tightening(deny=["mount"]))
+    await tighten(node.sandbox, node.context)
+    assert stricter(node).policy.deny == ("bpf", "mount")
+
+
+async def test_a_tightening_that_comes_during_a_change_is_not_lost(node: Node) -> None:
+    node.driver.may_go_on.clear()
+    change = asyncio.ensure_future(node.deny("mount"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    note(node.sandbox, Tightening(deny=["bpf"]))
+    tightening = asyncio.ensure_future(tighten(node.sandbox, node.context))
+    node.driver.may_go_on.set()
+    await asyncio.gather(change, tightening)
+    assert node.driver.in_force[-1] == ("mount", "bpf")
+    assert stricter(node).policy.deny == ("mount", "bpf")
+
+
+async def test_a_sandbox_that_cannot_be_made_stricter_ends(node: Node) -> None:
+    note(node.sandbox, Tightening(deny=["bpf"]))
+    node.driver.errors = [Unavailable("no answer")]
+    await tighten(node.sandbox, node.context)
+    assert [(e.observed, e.cause) for e in node.ended] == [("stopped", "policy_violation")]

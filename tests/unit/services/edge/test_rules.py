@@ -160,6 +160,7 @@ REPORT = BackendReport(True, features={"a": Feature(True), "b": Feature(False, "
         (SandboxSpec(policy={"files": {"hidden": ["/x"]}}), "policy.files.hidden"),
         (SandboxSpec(policy={"filez": {}}), "policy.filez"),
         (SandboxSpec(on_timeout="pause"), "on_timeout"),
+        (SandboxSpec(disk_limit_mb=64), "disk_limit_mb"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(spec: SandboxSpec, field: str | None) -> None:
@@ -172,6 +173,17 @@ def test_the_reason_of_a_missing_enforcer_is_told() -> None:
     assert isinstance(error, PolicyDenied) and "no bpf" in error.message
     broken = rules.check_spec(SandboxSpec(), BackendReport(False, "no engine"))
     assert broken is not None and "no engine" in broken.message
+
+
+def test_the_smaller_of_two_limits_of_disk_is_in_force_and_committed() -> None:
+    item = StartItem(uid="0" * 26, project="p", generation=1, spec=0, expires_at=0.0)
+    for asked, policy, disk_mb in ((64, 32, 32), (None, 32, 32), (64, None, 64), (16, 32, 16)):
+        limits = {"inodes": 500} if policy is None else {"disk_mb": policy, "inodes": 500}
+        spec = SandboxSpec(disk_limit_mb=asked, policy={"resources": limits})
+        start = rules.start_spec(item, ResolvedSpec(spec=spec, image=ImageConfig()), [])
+        assert (start.disk_mb, start.inodes) == (disk_mb, 500)
+        assert rules.demand(spec).disk_mb == disk_mb
+    assert rules.demand(SandboxSpec()).disk_mb == 0
 
 
 def test_a_spec_goes_over_the_defaults_of_its_image() -> None:

@@ -115,7 +115,7 @@ def test_a_limit_needs_its_enforcer() -> None:
     assert why_not(need, node("a", backend=no_pids)) == "pids_limit: not supported"
     placed = place_batch(asks(1, need), [node("a", backend=without)], random.Random(0))
     error = placed.failed["u0"].error
-    assert (error.code, error.field) == ("unsupported", "require")
+    assert (error.code, error.field) == ("unsupported", "disk_limit_mb")
 
 
 def test_excluded_cordoned_and_full_nodes_get_nothing() -> None:

@@ -32,6 +32,7 @@ class Outside:
     """A host of the world: what it was asked, as JSON in its answers."""
 
     asked: list[dict[str, str]] = field(default_factory=list)
+    closes: bool = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER)
@@ -53,6 +54,8 @@ class Outside:
                 elif isinstance(event, h11.EndOfMessage):
                     self.asked.append(headers)
                     self._answer(connection, writer, target, headers, len(body))
+                    if self.closes:
+                        return
                     connection.start_next_cycle()
                 else:
                     return
@@ -212,6 +215,14 @@ async def test_every_request_of_a_connection_gets_the_value_of_its_moment(bench:
             assert json.loads(text)["body_bytes"] == 200_000
 
 
+async def test_a_host_that_ends_an_idle_connection_is_heard(bench: Bench) -> None:
+    bench.outside.closes = True
+    async with bench.connection() as (reader, writer):
+        writer.write(request())
+        assert (await answer(reader))[0] == 200
+        assert await reader.read() == b""
+
+
 async def test_a_body_that_waits_for_leave_gets_it(bench: Bench) -> None:
     async with bench.connection() as (reader, writer):
         writer.write(request("Expect: 100-continue", body=b"0123456789")[:-10])
@@ -233,6 +244,13 @@ async def test_another_host_on_the_same_connection_gets_nothing(bench: Bench) ->
         status, text = await bench.ask(host=host, target=target)
         assert status == 421 and VALUE not in text
     assert bench.outside.asked == []
+
+
+async def test_a_request_that_is_answered_with_itself_is_refused(bench: Bench) -> None:
+    async with bench.connection() as (reader, writer):
+        writer.write(request().replace(b"POST", b"TRACE"))
+        status, text = await answer(reader)
+    assert status == 405 and VALUE not in text and bench.outside.asked == []
 
 
 async def test_without_tls_only_a_secret_that_may_goes_out(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.edge.policy.apparmor import profile, quoted
+from services.edge.policy.apparmor import profile, quoted, rule_of
 from shared import policies
 from shared.errors import InvalidRequest
 
@@ -47,6 +47,20 @@ def test_a_name_cannot_carry_rules() -> None:
     for name in ("", "a b", "a{", "a\nb", "../x"):
         with pytest.raises(InvalidRequest):
             profile(name, POLICY)
+
+
+@pytest.mark.parametrize(
+    ("operation", "path", "rule"),
+    [
+        ("open", "/usr/bin/x", "files.read_only"), ("open", "/usrx", "processes.open"),
+        ("open", "/opt/a#b", "files.hidden"), ("unlink", "/opt/[x].py", "files.protected"),
+        ("mount", "/mnt/", "processes.mount"), ("pivotroot", "", "processes.mount"),
+        ("ptrace", "", "processes.ptrace"), ("create", "", "processes.raw_sockets"),
+        ("exec", "/usr/bin/nc", "processes.exec"),
+    ],
+)  # fmt: skip
+def test_a_denial_is_of_the_rule_that_asked_for_it(operation: str, path: str, rule: str) -> None:
+    assert rule_of(POLICY, operation, path) == rule
 
 
 @pytest.mark.skipif(shutil.which("apparmor_parser") is None, reason="no apparmor_parser here")

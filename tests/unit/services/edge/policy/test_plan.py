@@ -85,3 +85,26 @@ def test_datagrams_are_said_not_to_leave() -> None:
 def test_the_root_is_laid_before_what_is_in_it() -> None:
     made = plan({"files": {"read_only": ["/a/b", "/", "/c"], "hidden": ["/d"]}})
     assert [m.path for m in made.mounts] == ["/", "/a/b", "/c", "/d"]
+
+
+def test_what_the_kernel_has_beside_mounts_comes_on_top_and_is_told() -> None:
+    more = {
+        **ALL, "policy_apparmor": Feature(True, "AppArmor"), "policy_lsm": Feature(True, "BPF LSM"),
+        "sensors": Feature(True, "fanotify"),
+    }  # fmt: skip
+    document = {**EVERYTHING, "files": {**EVERYTHING["files"], "watched": ["/t"]}}
+    made = plan(document, more)
+    assert made.confines and made.hooks
+    assert made.enforcement["files.hidden"] == "mounts, AppArmor, BPF LSM"
+    assert made.enforcement["processes.ptrace"] == "seccomp, AppArmor"
+    assert made.enforcement["processes.ioctl"] == "seccomp"
+    assert made.enforcement["files.watched"] == "fanotify"
+    bare = plan({}, more)
+    assert bare.confines and not bare.hooks
+    assert not plan(EVERYTHING).confines
+
+
+def test_what_cannot_be_watched_is_refused() -> None:
+    with pytest.raises(PolicyDenied) as caught:
+        plan({"files": {"watched": ["/t"]}})
+    assert caught.value.field == "policy.files.watched"

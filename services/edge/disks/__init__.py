@@ -1,0 +1,1 @@
+"""Writable layers of bounded size."""
