@@ -39,6 +39,8 @@ from libdsec.errors import (
     from_wire,
 )
 
+LATE_MIN_S, LATE_MAX_S = 0.25, 4.0
+"""Waits for what a node has not told yet of a sandbox that is over; each twice the last."""
 NODE_S = 10.0
 """A node that does not say what it has for so long is not waited for: the services are
 asked."""
@@ -193,6 +195,7 @@ class Log:
         self._places: dict[tuple[str, int], Entry] = {}
         self._operations: dict[str, Entry] = {}
         self._read = False
+        self._late = False  # what is not there by now does not come
         self._reading = asyncio.Lock()
 
     async def read(self) -> None:
@@ -210,6 +213,21 @@ class Log:
                 if record.step is not None:
                     self._places[record.lane, record.step] = entry
             self._read = True
+
+    async def settled(self, lane: str, step: int) -> None:
+        """Of a sandbox that is over, its node may still be telling the services what was done
+        last: a place without an end is looked for again, for a while."""
+        wait_s = LATE_MIN_S
+        while not self._late and not self._ended(lane, step):
+            await asyncio.sleep(wait_s)
+            self._read = False
+            await self.read()
+            wait_s *= 2
+            self._late = wait_s > LATE_MAX_S
+
+    def _ended(self, lane: str, step: int) -> bool:
+        entry = self.at(lane, step)
+        return entry is not None and entry.record is not None and entry.record.ended_at is not None
 
     def at(self, lane: str, step: int) -> Entry | None:
         """What is recorded at a place."""

@@ -20,6 +20,7 @@ import msgspec
 
 from libdsec import _ids
 from libdsec._command import attach_request
+from libdsec._core import TERMINAL
 from libdsec._log import Entry, Log, completed
 from libdsec._operation import Operation
 from libdsec._settled import Followed, Recorded
@@ -107,6 +108,8 @@ class FastForward(Sandbox):
         op_id = _ids.named(self.uid, lane, str(step))
         request = msgspec.structs.replace(request, op_id=op_id, lane=lane, step=step)
         await self._log.read()
+        if self.state in TERMINAL:
+            await self._log.settled(lane, step)
         entry = self._log.at(lane, step)
         if entry is not None:
             _compare(entry, verb, request)

@@ -331,9 +331,9 @@ def _let_die(groups: Groups) -> None:
 
 
 def _pids_below(directory: Path) -> Iterator[int]:
-    for file in directory.rglob("cgroup.procs"):
+    for folder, _, _ in os.walk(directory):  # groups come and go meanwhile
         with contextlib.suppress(OSError):
-            yield from map(int, file.read_text().split())
+            yield from map(int, Path(folder, "cgroup.procs").read_text().split())
 
 
 def _is_helper(pid: int) -> bool:

@@ -41,6 +41,7 @@ from services.edge.drivers.fake import tree as trees
 from services.edge.drivers.fake.budget import Budget
 from services.edge.drivers.fake.ports import EchoPorts
 from services.edge.drivers.fake.shell import Died, Exit, Killed, Shell
+from services.edge.drivers.fake.standing import Standing
 from services.edge.drivers.fake.state import Live, State
 from services.edge.drivers.files import FileInfo
 from services.edge.drivers.registry import DriverConfig
@@ -57,7 +58,7 @@ FEATURES = (
 )  # fmt: skip
 
 
-class FakeDriver(EchoPorts):
+class FakeDriver(EchoPorts, Standing):
     """See the module's text and :mod:`services.edge.drivers.base`."""
 
     name = NAME
@@ -164,38 +165,6 @@ class FakeDriver(EchoPorts):
             self._live.pop(uid, None)
             shutil.rmtree(self._root / uid, ignore_errors=True)
         return gone
-
-    async def pause(self, handle: Handle) -> None:
-        await self._stand(self._alive(handle), "pause", paused=True)
-
-    async def resume(self, handle: Handle) -> None:
-        await self._stand(self._alive(handle), "resume", paused=False)
-
-    async def _stand(self, live: Live, verb: str, *, paused: bool) -> None:
-        if live.state.paused == paused:
-            return
-        await self._fail(live, verb)
-        live.stand(paused)
-        self._save(live.state)
-
-    async def reclaim(self, handle: Handle) -> int:
-        live = self._alive(handle)
-        await self._fail(live, "reclaim")
-        return 0
-
-    async def clear(self, handle: Handle) -> None:
-        live = self._alive(handle)
-        await self._fail(live, "clear")
-        for work in list(live.works):
-            work.cancel("KILL")
-        for task in live.background:
-            task.cancel()
-
-    async def _fail(self, live: Live, verb: str) -> None:
-        state = live.state
-        state.calls[verb] = state.calls.get(verb, 0) + 1
-        self._save(state)  # before: a new process counts on
-        await faults.pause_faults(state.options, state.calls[verb], verb)
 
     def _die(self, uid: str, cause: str) -> None:
         live = self._live.get(uid)
