@@ -10,7 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from schemas.registry import MESSAGES, full_name
-from schemas.subjects import DURABLES, EDGE_DURABLE, STREAMS, SUBJECTS, Subject
+from schemas.streams import DURABLES, EDGE_DURABLE, STREAMS
+from schemas.subjects import SUBJECTS, Subject
 
 
 def document() -> dict[str, Any]:

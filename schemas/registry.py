@@ -14,6 +14,7 @@ from schemas import (
     base,
     burst,
     bus,
+    control,
     exec,
     hotset,
     iam,
@@ -27,7 +28,7 @@ from schemas import (
 from schemas.base import VERSION, Message, Versioned
 
 MODULES: tuple[ModuleType, ...] = (
-    base, sandbox, exec, iam, node, image, job, audit, burst, bus, trajectory,
+    base, sandbox, exec, control, iam, node, image, job, audit, burst, bus, trajectory,
     hotset, secret,
 )  # fmt: skip
 

@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from schemas.subjects import DURABLES, EDGE_DURABLE, STREAMS, SUBJECTS  # noqa: E402
+from schemas.streams import DURABLES, EDGE_DURABLE, STREAMS  # noqa: E402
+from schemas.subjects import SUBJECTS  # noqa: E402
 from shared import lifecycle  # noqa: E402
 
 PAGE = ROOT / "ARCHITECTURE.md"

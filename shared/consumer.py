@@ -24,7 +24,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage
-from schemas.subjects import Durable
+from schemas.streams import Durable
 from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.stored import dead_letter

@@ -27,7 +27,7 @@ from nats.js.api import (
 )  # fmt: skip
 from nats.js.errors import APIError, NotFoundError
 
-from schemas.subjects import DURABLES, STREAMS, Durable, Stream
+from schemas.streams import DURABLES, STREAMS, Durable, Stream
 from shared.errors import Internal, Unavailable
 
 log = logging.getLogger(__name__)

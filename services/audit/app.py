@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from schemas.subjects import durable, rpc
+from schemas.streams import durable
+from schemas.subjects import rpc
 from schemas.trajectory import OutputPiece, OutputQuery, TrajectoryQuery, output_of
 from services.audit import judging, owners
 from services.audit.correlation import Correlation

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from functools import partial
 
-from schemas.subjects import DURABLES, Durable
+from schemas.streams import DURABLES, Durable
 from services.auth import store
 from services.auth.access import AccessBuffer
 from services.auth.callout import Callout

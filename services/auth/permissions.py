@@ -21,7 +21,8 @@ from schemas.grants import (
     REQ_GRANTS,
     WHOAMI,
 )  # fmt: skip
-from schemas.subjects import EDGE_DURABLE, blob, exec_, get, put, req, secrets, trj
+from schemas.streams import EDGE_DURABLE
+from schemas.subjects import blob, exec_, get, put, req, secrets, trj
 from schemas.trajectory import output_of
 from services.auth.delegation import FLEET, expand
 from shared.errors import QuotaExceeded

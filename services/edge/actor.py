@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from schemas.exec import PolicyRequest
+from schemas.control import PolicyRequest
 from schemas.sandbox import EdgeOpItem, Observation, Observed
 from services.edge import records, repolicing, rules, timerecords, timeup
 from services.edge.activity import Activity

@@ -16,7 +16,8 @@ import time
 from functools import partial
 from typing import IO
 
-from schemas.subjects import EDGE_DURABLE, inbox_prefix
+from schemas.streams import EDGE_DURABLE
+from schemas.subjects import inbox_prefix
 from services.edge import probe
 from services.edge.door import Door
 from services.edge.drivers import registry

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from schemas.base import BadMessage, decode
 from schemas.sandbox import EdgeOp, EdgeStart
-from schemas.subjects import EDGE_DURABLE
+from schemas.streams import EDGE_DURABLE
 from services.edge.supervisor import Command, Supervisor
 from shared.consumer import Received
 from shared.errors import InvalidRequest, Unavailable

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from schemas.exec import UploadTarget
+from schemas.control import UploadTarget
 from services.edge import scrub, scrubgit
 from shared.blobs.layout import CHUNKS_NAME, DATA_NAME, META_NAME, LayerFiles, LayerManifest
 from shared.blobs.scratch import disk_errors

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from schemas.exec import PolicyReply, PolicyRequest
+from schemas.control import PolicyReply, PolicyRequest
 from schemas.sandbox import SandboxSpec, Tightening
 from services.edge import records, rules
 from services.edge.drivers.base import Handle

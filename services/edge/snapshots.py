@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from schemas.exec import PackReply, PackRequest
+from schemas.control import PackReply, PackRequest
 from services.edge import packing, scrub
 from services.edge.drivers.offers import offered
 from services.edge.drivers.snapshotting import Captured, Snapshotting

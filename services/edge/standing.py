@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from schemas.exec import StandingReply, StandingRequest
+from schemas.control import StandingReply, StandingRequest
 from services.edge.actor import Sandbox
 from services.edge.pauses import PAUSE_S, Order
 from shared.errors import DsecError, Unavailable

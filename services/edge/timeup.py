@@ -14,7 +14,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from schemas.exec import LeaseReply, LeaseRequest, PolicyRequest
+from schemas.control import LeaseReply, LeaseRequest, PolicyRequest
 from services.edge import rules
 from services.edge.drivers.base import Handle, Resumable
 from services.edge.drivers.clearing import Clearing

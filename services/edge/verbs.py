@@ -12,6 +12,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.control import (
+    LeaseReply,
+    LeaseRequest,
+    PackReply,
+    PackRequest,
+    PolicyReply,
+    PolicyRequest,
+    StandingReply,
+    StandingRequest,
+)
 from schemas.exec import (
     INLINE_BYTES,
     ConnectReply,
@@ -22,14 +32,6 @@ from schemas.exec import (
     FileRequest,
     InfoReply,
     InfoRequest,
-    LeaseReply,
-    LeaseRequest,
-    PackReply,
-    PackRequest,
-    PolicyReply,
-    PolicyRequest,
-    StandingReply,
-    StandingRequest,
 )
 from services.edge import fileverbs, repolicing, snapshots, standing, timeup
 from services.edge.actor import Sandbox

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from schemas.hotset import HotSetQuery
 from schemas.image import BlobGet, BlobPut, ImageExport, ImageQuery, ResolveRequest
-from schemas.subjects import blob, durable, rpc
+from schemas.streams import durable
+from schemas.subjects import blob, rpc
 from services.imagesvc import store
 from services.imagesvc.accesses import Accesses
 from services.imagesvc.collector import Collector

@@ -14,7 +14,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from schemas.base import HEADER_FRAME, BadMessage, decode, encode
-from schemas.exec import KEEPALIVE_S, PackReply, PackRequest
+from schemas.control import PackReply, PackRequest
+from schemas.exec import KEEPALIVE_S
 from schemas.image import Origin
 from schemas.subjects import exec_, out
 from shared import ids, telemetry

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from schemas.exec import PackReply, PackRequest, UploadTarget
+from schemas.control import PackReply, PackRequest, UploadTarget
 from schemas.image import (
     ImageCommand,
     LayerProvenance,

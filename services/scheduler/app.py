@@ -17,7 +17,8 @@ from schemas.image import ImageChanged, LayerUseQuery, OriginQuery
 from schemas.job import JobQuery
 from schemas.node import Heartbeat, JoinRequest
 from schemas.sandbox import EndedQuery, SandboxQuery
-from schemas.subjects import EDGE_DURABLE, durable, hb, join, rpc
+from schemas.streams import EDGE_DURABLE, durable
+from schemas.subjects import hb, join, rpc
 from services.scheduler import nodes
 from services.scheduler.creates import Creates
 from services.scheduler.fleet import Fleet

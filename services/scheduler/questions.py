@@ -12,7 +12,7 @@ from schemas.iam import IamQuery
 from schemas.image import LayerUse, LayerUseQuery, Origin, OriginQuery
 from schemas.node import JoinReply, JoinRequest, NodeInfo, NodeList, Resources
 from schemas.sandbox import Ended, EndedQuery, ResolvedSpec, SandboxPage, SandboxQuery
-from schemas.subjects import EDGE_DURABLE
+from schemas.streams import EDGE_DURABLE
 from services.scheduler import nodes, reads, requests, store
 from services.scheduler.fleet import Fleet
 from services.scheduler.settings import Settings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.exec import UploadTarget
+from schemas.control import UploadTarget
 from services.edge import freezing, packing, scrub
 from services.edge.drivers.base import Handle, Layer
 from services.edge.drivers.container import ContainerDriver, capturing

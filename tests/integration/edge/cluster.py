@@ -38,7 +38,8 @@ from schemas.sandbox import (
     SandboxSpec,
     StartItem,
 )
-from schemas.subjects import DURABLES, EDGE_DURABLE, cmd, exec_, out
+from schemas.streams import DURABLES, EDGE_DURABLE
+from schemas.subjects import cmd, exec_, out
 from schemas.trajectory import output_of
 from shared import ids, topology
 from shared.bus import Bus

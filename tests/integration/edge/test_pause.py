@@ -10,14 +10,8 @@ import pytest
 import pytest_asyncio
 
 from schemas.base import decode
-from schemas.exec import (
-    ExecReply,
-    ExecRequest,
-    FileRequest,
-    InfoRequest,
-    StandingReply,
-    StandingRequest,
-)
+from schemas.control import StandingReply, StandingRequest
+from schemas.exec import ExecReply, ExecRequest, FileRequest, InfoRequest
 from shared import ids
 from tests.integration.edge.cluster import WAIT_S, Cluster, cluster, until
 

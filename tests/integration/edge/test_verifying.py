@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from schemas.base import decode
-from schemas.exec import HEADER_LEASE, ExecReply, ExecRequest, InfoRequest, LeaseReply, LeaseRequest
+from schemas.control import LeaseReply, LeaseRequest
+from schemas.exec import HEADER_LEASE, ExecReply, ExecRequest, InfoRequest
 from shared import ids
 from tests.integration.edge.cluster import WAIT_S, Cluster, cluster, until
 

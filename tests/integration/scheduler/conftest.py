@@ -11,7 +11,7 @@ import asyncpg
 import pytest_asyncio
 
 from devstack import Endpoints, Infra
-from schemas.subjects import STREAMS
+from schemas.streams import STREAMS
 from services.scheduler.app import App
 from services.scheduler.settings import Settings
 from shared.migrate import prepare, service_dsn

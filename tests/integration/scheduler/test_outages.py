@@ -11,7 +11,8 @@ from schemas.base import WireError, decode, encode
 from schemas.bus import DeadLetter
 from schemas.image import LayerUse, LayerUseQuery, Resolved, ResolveReply, ResolveRequest
 from schemas.sandbox import ImageConfig, LayerRef, SandboxPage, SandboxQuery
-from schemas.subjects import DURABLES, STREAMS, cmd, durable, rpc
+from schemas.streams import DURABLES, STREAMS, durable
+from schemas.subjects import cmd, rpc
 from services.scheduler.app import App
 from shared import topology
 from shared.errors import Internal

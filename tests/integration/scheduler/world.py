@@ -35,7 +35,8 @@ from schemas.sandbox import (
     SandboxSpec,
     StartItem,
 )
-from schemas.subjects import EDGE_DURABLE, cmd, evt_edge, hb, join
+from schemas.streams import EDGE_DURABLE
+from schemas.subjects import cmd, evt_edge, hb, join
 from shared import ids
 
 BEAT_S = 0.2

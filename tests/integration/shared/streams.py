@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from nats.js.api import StreamConfig
 
-from schemas.subjects import Durable
+from schemas.streams import Durable
 from shared.bus import Bus, Outgoing
 from shared.consumer import BatchConsumer, Received
 from shared.topology import consumer_config

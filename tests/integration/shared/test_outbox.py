@@ -10,7 +10,7 @@ import pytest
 
 from schemas.base import decode
 from schemas.bus import DeadLetter
-from schemas.subjects import Durable
+from schemas.streams import Durable
 from shared.bus import Bus, Outgoing
 from shared.db import Database
 from shared.errors import InvalidRequest

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
 
-from schemas.subjects import DURABLES, EDGE_DURABLE, STREAMS, durable
+from schemas.streams import DURABLES, EDGE_DURABLE, STREAMS, durable
 from shared import topology
 from shared.bus import Bus, Outgoing
 from shared.errors import Internal, Unavailable

@@ -10,7 +10,7 @@ import pytest
 
 from devstack.credentials import NATS_USERS, load_or_make
 from devstack.nats_server import MAX_FILE_STORE_BYTES, MAX_PAYLOAD_BYTES, render_config
-from schemas.subjects import STREAMS
+from schemas.streams import STREAMS
 
 pytestmark = pytest.mark.unit
 

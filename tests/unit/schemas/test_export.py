@@ -12,7 +12,8 @@ import pytest
 
 from schemas import asyncapi, export, sdk_source
 from schemas.registry import MESSAGES, full_name
-from schemas.subjects import DURABLES, STREAMS, SUBJECTS
+from schemas.streams import DURABLES, STREAMS
+from schemas.subjects import SUBJECTS
 
 
 def test_generated_files_are_current() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from schemas.exec import PolicyRequest
+from schemas.control import PolicyRequest
 from schemas.sandbox import ResolvedSpec, SandboxSpec, Tightening
 from services.edge import records, repolicing, rules
 from services.edge.drivers.base import BackendReport, Feature, Handle, StartSpec
