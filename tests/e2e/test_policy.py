@@ -9,7 +9,7 @@ import pytest
 
 from libdsec import DSecClient, DSecContainerRunArgs
 from libdsec.audit import GradingObservation
-from libdsec.errors import DSecError, InvalidRequest, NotFound, PolicyDenied, Unsupported
+from libdsec.errors import DSecError, InvalidRequest, NotFound, Unsupported
 from services.local import LocalSystem
 from tests.e2e.conftest import open_client, until
 
@@ -127,7 +127,7 @@ async def test_what_cannot_be_is_refused_by_name(containers: DSecClient) -> None
     for policy, kind, field in (
         ({"filez": {}}, Unsupported, "policy.filez"),
         ({"processes": {"deny": ["ptrce"]}}, Unsupported, "policy.processes.deny[0]"),
-        ({"resources": {"inodes": 100}}, PolicyDenied, "policy.resources.inodes"),
+        ({"resources": {"inodes": 100}}, InvalidRequest, "policy.resources.inodes"),
         ({"files": {"protected": ["/no/such"]}}, InvalidRequest, "policy.files"),
     ):
         with pytest.raises(kind) as caught:
