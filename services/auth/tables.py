@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
     Double,
     ForeignKey,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
     Table,
@@ -130,6 +132,31 @@ request = Table(
 )
 """``reply``: for creates which items the quota refused, for iam requests the answer
 (without a secret)."""
+
+secret = Table(
+    "secret",
+    metadata,
+    Column("project", Text, ForeignKey("project.id", ondelete="cascade"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("hosts", ARRAY(Text), nullable=False),
+    Column("plain", Boolean, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("changed_at", DateTime(timezone=True), nullable=False),
+    Column("changed_by", Text, nullable=False),
+)
+"""``sealed``: the value, encrypted (:mod:`services.auth.sealing`)."""
+
+policy = Table(
+    "policy",
+    metadata,
+    Column("project", Text, ForeignKey("project.id", ondelete="cascade"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("document", Text, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("created_by", Text, nullable=False),
+)
 
 inbox = inbox_table(metadata)
 outbox = outbox_table(metadata)

@@ -28,7 +28,7 @@ SERVICE = """
 import asyncio, os, sys
 from functools import partial
 from schemas.base import Ok
-from schemas.subjects import Durable
+from schemas.streams import Durable
 from shared import process, settings, telemetry
 from shared.bus import Bus, Outgoing
 from shared.consumer import BatchConsumer
