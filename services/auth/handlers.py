@@ -19,11 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from schemas.base import ErrorReply, encode
 from schemas.image import SnapshotCreate
 from schemas.subjects import parse_client
-from services.auth import access, bindings, iam_store, named, rules, secret_store, store
+from services.auth import access, granting, iam_store, store
 from services.auth.admission import RATE, Account, admit, cost_of, give_back
 from services.auth.asks import Ask, own_inbox
 from services.auth.creates import Create, Refusal
-from services.auth.delegation import ROUTE, holds, uncovered
+from services.auth.delegation import holds
 from services.auth.entries import Entry, messages, prepare, refusals_from, refusals_to
 from services.auth.iam import IamDoor
 from services.auth.overdue import release_ended
@@ -39,7 +39,6 @@ from shared.wire import to_wire
 
 log = logging.getLogger(__name__)
 
-USE_SECRETS = "secret.use"
 IAM_ENTITIES = frozenset({"project", "key", "grant", "quota", "policy"})
 
 
@@ -120,73 +119,15 @@ class Requests:
         for key, entry in firsts.items():
             if key not in new and entry.error is None:
                 _repeat(entry, known.get(key))
-        await self._judge_routes(connection, live, paths)
-        await self._judge_secrets(connection, live, paths)
-        await self._name_policies(connection, live, paths)
+        for entry in live:
+            if entry.create is not None and entry.error is None:
+                await granting.judge(connection, entry.create, paths[entry.ask.project])
         fresh = [(e, e.create) for k, e in firsts.items() if k in new and e.create is not None]
         if fresh:
             await self._charge(connection, fresh, paths, final=final)
         for entry in live:
             if entry is not firsts[entry.key] and entry.error is None:
                 _same_batch(entry, firsts[entry.key], known.get(entry.key))
-
-    async def _judge_routes(
-        self, connection: AsyncConnection, live: Sequence[Entry],
-        paths: dict[str, tuple[str, ...]],
-    ) -> None:  # fmt: skip
-        """Refuses specs with a route that its asker may not give to a sandbox."""
-        for entry in live:
-            create = entry.create
-            if create is None or entry.error is not None:
-                continue
-            specs = [(i, s.routes) for i, s in enumerate(create.specs) if s.routes]
-            path = paths[entry.ask.project]
-            held = await iam_store.held(connection, create.principal, path) if specs else ()
-            for index, routes in specs:
-                if missing := uncovered(held, [f"{ROUTE}.{name}" for name in routes]):
-                    text = f"{', '.join(missing)} is not held in project {create.project}"
-                    create.deny(index, to_wire(Forbidden(text, field="routes")))
-
-    async def _judge_secrets(
-        self, connection: AsyncConnection, live: Sequence[Entry],
-        paths: dict[str, tuple[str, ...]],
-    ) -> None:  # fmt: skip
-        """Refuses specs with a secret that is not there, or not for its asker or host."""
-        for entry in live:
-            create = entry.create
-            if create is None or entry.error is not None:
-                continue
-            specs = [(i, s) for i, s in enumerate(create.specs) if s.secrets]
-            if not specs:
-                continue
-            held = await iam_store.held(connection, create.principal, paths[entry.ask.project])
-            names = {name for _, spec in specs for name in spec.secrets}
-            rows = await secret_store.find(connection, create.project, names)
-            known = {name: row.info for name, row in rows.items()}
-            for index, spec in specs:
-                try:
-                    rules.may(held, USE_SECRETS, project=create.project)
-                    bindings.judge(spec, known)
-                except DsecError as exc:
-                    create.deny(index, to_wire(exc))
-
-    async def _name_policies(
-        self, connection: AsyncConnection, live: Sequence[Entry],
-        paths: dict[str, tuple[str, ...]],
-    ) -> None:  # fmt: skip
-        """Works named policies into specs, and refuses those whose name means nothing."""
-        for entry in live:
-            create = entry.create
-            if create is None or entry.error is not None:
-                continue
-            for index, spec in enumerate(create.specs):
-                if spec.policy_name is None:
-                    continue
-                try:
-                    found = await named.find(connection, paths[entry.ask.project], spec.policy_name)
-                    create.replace(index, named.applied(spec, found))
-                except DsecError as exc:
-                    create.deny(index, to_wire(exc))
 
     async def _may_name(self, connection: AsyncConnection, entry: Entry) -> None:
         """A snapshot with a name is an image: the bus has judged only the other grant."""
