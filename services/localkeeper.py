@@ -25,6 +25,8 @@ from typing import IO, Any
 DONE = b"done"
 CLEARING = "clearing"
 """What the lock's file says while a dead system is tidied up after."""
+LOCK_S, LOCK_LOOK_S = 5.0, 0.02
+"""The kernel may close a dead system's pipe a moment before it lets go of the lock."""
 CLEAR_S = 120.0
 """Longest work on one node."""
 
@@ -75,11 +77,16 @@ def main() -> None:
 
 def _lock(path: Path) -> IO[str] | None:
     file = path.open("r+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
+    end = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > end:
+                file.close()
+                return None
+            time.sleep(LOCK_LOOK_S)
     file.write(CLEARING)
     file.flush()
     return file

@@ -13,7 +13,7 @@ import re
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,6 +43,7 @@ IGNORE_PATTERNS_MAX, IGNORE_STARS_MAX = 1_000, 4
 UNPACKED_MAX_BYTES = 256 * 1024**3
 LABEL = "dsec.build"
 """What builds leave until they are imported: nobody else's to read."""
+STEP_END = re.compile(r" ---> ([0-9a-f]{12,64})\n")
 BUILT_KEEP_S = 24 * 3_600.0
 """Far longer than a build and its import take: then a crash left it."""
 
@@ -94,20 +95,24 @@ class DockerEngine:
             images = images_of(_the_dockerfile(packed, dockerfile))
             client = self._client(BUILD_SILENCE_S)
             client.api._set_auth_headers = lambda headers: None  # nobody's credentials here
+            made: list[str] = []
+            image = ""
             try:
                 for image in images:
                     self._check_base(client, image, tick)
                 packed.seek(0)
-                return _followed(
+                image = _followed(
                     client.api.build(
                         fileobj=packed, custom_context=True, dockerfile=dockerfile, target=target,
                         nocache=True, rm=True, forcerm=True, decode=True,
                         network_mode=self._build_network, labels={LABEL: "1"},
                         container_limits={"memory": self._build_memory_bytes}
                         if self._build_memory_bytes else None,
-                    ), tick,
+                    ), tick, made,
                 )  # fmt: skip
+                return image
             finally:
+                _discard(client, made, keep=image)
                 client.close()
 
     def remove(self, image: str) -> None:
@@ -226,12 +231,26 @@ def is_name_of(reference: str, attributes: Mapping[str, Any]) -> bool:
     return wanted in (attributes.get("RepoTags") or ())
 
 
-def _followed(steps: Iterator[dict[str, Any]], tick: Callable[[int], None]) -> str:
-    """The id that a build ends with."""
+def _discard(client: docker.DockerClient, made: Sequence[str], *, keep: str) -> None:
+    """Forgets the steps of a build, the last first, that ``keep`` does not lie upon: those
+    of other stages, and all of one that failed. What has a name was there before."""
+    for step in reversed(made):
+        with contextlib.suppress(APIError, requests.RequestException):
+            known = client.api.inspect_image(step)
+            if known["Id"] != keep and not known["RepoTags"]:
+                client.api.remove_image(known["Id"])  # refused where another lies upon it
+
+
+def _followed(
+    steps: Iterator[dict[str, Any]], tick: Callable[[int], None], made: list[str]
+) -> str:
+    """The id that a build ends with. What its steps end with is added to ``made``."""
     image, said = "", list[str]()
     for step in steps:
         tick(0)
         said = [*said, *str(step.get("stream", "")).splitlines()][-SAID_LINES:]
+        if ends := STEP_END.fullmatch(str(step.get("stream", ""))):
+            made.append(ends[1])
         if "error" in step:
             text = "\n".join([*filter(str.strip, said), str(step["error"])])
             raise InvalidRequest(f"the build failed:\n{text}", field=BUILD_FIELD)
