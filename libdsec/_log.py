@@ -44,7 +44,7 @@ LATE_MIN_S, LATE_MAX_S = 0.25, 4.0
 NODE_S = 10.0
 """A node that does not say what it has for so long is not waited for: the services are
 asked."""
-ARRIVES_S, LOOK_S = 15.0, 0.2
+ARRIVES_S, LOOK_S = 60.0, 0.2
 """How long a long output may be on its way to the services."""
 STREAMS = ("stdout", "stderr")
 NOT_BEGUN = ("unavailable", "capacity_exhausted")

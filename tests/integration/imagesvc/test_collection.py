@@ -41,7 +41,9 @@ async def scheduler(stack: Stack, used: Sequence[str] = ()) -> Any:
         asked = decode(message.data, LayerUseQuery).digests
         await message.respond(encode(LayerUse(used=[d for d in asked if d in used])))
 
-    return await stack.client.subscribe(rpc("scheduler", "layers"), cb=answer)
+    asked = await stack.client.subscribe(rpc("scheduler", "layers"), cb=answer)
+    await stack.client.flush()  # the server knows: the question comes by another connection
+    return asked
 
 
 def digest(reply: Any) -> str:
