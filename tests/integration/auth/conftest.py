@@ -106,6 +106,7 @@ class Person:
             subject += f".{self.principal}"
         answer = f"{self.inbox}.{ids.new()}"
         answers = await self.nc.subscribe(answer)
+        await self.nc.flush()
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
             await self.nc.request(subject, data, timeout=ANSWER_S, headers={"Dsec-Reply": answer})
@@ -215,6 +216,7 @@ async def commands(stack: Stack) -> AsyncIterator[Commands]:
     """Everything on ``dsec.cmd.v1.>`` from now on."""
     heard = Commands()
     subscription = await stack.bus.client.subscribe("dsec.cmd.v1.>", cb=heard.hear)
+    await stack.bus.client.flush()
     yield heard
     await subscription.unsubscribe()
 

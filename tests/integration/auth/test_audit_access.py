@@ -47,6 +47,7 @@ async def test_a_security_key_hears_its_projects_findings_and_nothing_else(
 
     await guard.nc.subscribe(f"dsec.audit.v1.{mine}.>", cb=hear)
     await guard.nc.subscribe(f"dsec.audit.v1.{below}.high.*", cb=hear)
+    await guard.nc.flush()
     assert await refusals(guard) == 0
     for project in (mine, below, other):
         await stack.bus.client.publish(f"dsec.audit.v1.{project}.high.port_scan", b"{}")
@@ -64,6 +65,7 @@ async def test_a_security_key_hears_its_projects_findings_and_nothing_else(
     )  # fmt: skip
     for count, subject in enumerate(closed, 1):
         await guard.nc.subscribe(subject, cb=hear)
+        await guard.nc.flush()
         assert await refusals(guard) == count, subject
     silent = (
         f"dsec.audit.v1.{mine}.high.port_scan", f"dsec.req.v1.{mine}.sandbox.stop",
@@ -82,6 +84,7 @@ async def test_a_trainer_hears_no_findings(stack: Stack, admin: Person) -> None:
     key = await new_key(admin, project, "sandbox.*", "job.*", "image.*")
     trainer = await connect(stack, key["secret"])
     await trainer.nc.subscribe(f"dsec.audit.v1.{project}.>")
+    await trainer.nc.flush()
     assert await refusals(trainer) == 1
     for count, verb in enumerate(AUDIT_READS, 2):
         await trainer.nc.publish(f"dsec.get.v1.{project}.audit.{verb}", b"{}")

@@ -134,6 +134,7 @@ async def test_it_serves_and_ends_without_losing_records(
         records.extend(json.loads(message.data)["records"])
 
     await helper.client.subscribe("dsec.evt.v1.auth.access.*", cb=hear)
+    await helper.client.flush()
     port = free_port()
     process = await run(environment(endpoints, dsn, tmp_path, port))
     try:
@@ -187,6 +188,7 @@ async def test_killed_and_started_again_it_charges_nothing_twice(
             uids.extend(i[0] for i in command["items"] if len(i) < 4 or i[3] is None)
 
     await helper.client.subscribe("dsec.cmd.v1.sandbox.create.*", cb=hear)
+    await helper.client.flush()
     process = await run(env)
     await healthy(port)
     requests = [

@@ -194,6 +194,7 @@ async def test_unknown_verbs_and_projects_are_typed_errors(stack: Stack, admin: 
     ):
         inbox = f"_INBOX.{ids.new()}.x"
         answers = await stack.bus.client.subscribe(inbox)
+        await stack.bus.client.flush()
         await stack.bus.client.request(
             subject, json.dumps(body(FAKE)).encode(), headers={"Dsec-Reply": inbox},
             timeout=ANSWER_S,

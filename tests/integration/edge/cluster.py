@@ -92,6 +92,7 @@ class Scheduler:
         await topology.declare(self.bus.js)
         await client.subscribe("dsec.rpc.v1.scheduler.join.*", cb=self._join)
         await client.subscribe("dsec.hb.v1.*", cb=self._beat)
+        await client.flush()
         durables = {d.name: d for d in DURABLES}
         self._consumers = [
             BatchConsumer(self.bus, durables["scheduler_observations"], self._observed),
@@ -194,6 +195,7 @@ class Caller:
     async def open(self) -> None:
         subject = out("*", self.principal, self.connection, "*")
         await self.client.subscribe(subject, cb=self._answered)
+        await self.client.flush()
 
     async def _answered(self, msg: Msg) -> None:
         answer = self.answers.get(msg.subject)

@@ -252,6 +252,7 @@ async def test_answers_go_only_to_the_callers_own_subjects(system: Cluster) -> N
         heard.append(b"")
 
     await system.caller.client.subscribe("dsec.out.v1.>", cb=hear)
+    await system.caller.client.flush()
     subject = exec_(PROJECT, NODE, uid, "exec", "mallory")
     victims = system.caller
     for reply in (

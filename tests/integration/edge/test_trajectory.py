@@ -52,6 +52,7 @@ async def told(system: Cluster) -> Told:
     made = Told()
     await system.scheduler.bus.client.subscribe("dsec.trj.v1.*", cb=made.take)
     await system.scheduler.bus.client.subscribe(output_of("*"), cb=made.keep)
+    await system.scheduler.bus.client.flush()
     return made
 
 

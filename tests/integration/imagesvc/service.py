@@ -56,6 +56,7 @@ class Stack:
         """Stores a command; its answer and the progress told before it."""
         inbox = self.client.new_inbox()
         answers = await self.client.subscribe(inbox)
+        await self.client.flush()
         verb = "create" if message.create else "delete" if message.delete else "tag"
         await self.client.jetstream().publish(
             cmd("image", verb, message.project), encode(message), headers={HEADER_REPLY: inbox}

@@ -138,6 +138,7 @@ async def test_an_import_broken_off_by_a_restart_is_begun_anew(stack: Stack) -> 
     await first.start()
     inbox = stack.client.new_inbox()
     answers = await stack.client.subscribe(inbox)
+    await stack.client.flush()
     command = ImageCommand(project=PROJECT, principal="p", create=create)
     await stack.client.jetstream().publish(
         cmd("image", "create", PROJECT), encode(command), headers={HEADER_REPLY: inbox}

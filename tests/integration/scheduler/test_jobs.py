@@ -26,6 +26,7 @@ async def ask(trainer: Trainer, verb: str, job: str, holder: str, **kw: Any) -> 
     """Opens or renews as auth would pass it on; the reply or the error."""
     inbox = f"{trainer.inbox}.job.{ids.new()}"
     answers = await trainer.nc.subscribe(inbox)
+    await trainer.nc.flush()
     request = JobRequest(request_id=ids.new(), job=job, holder=holder, **kw)
     command = JobCommand(
         project=trainer.project, principal="p", verb=verb, request=request, reply_to=inbox

@@ -127,6 +127,7 @@ async def test_a_job_that_is_too_large_for_one_request_is_refused_as_a_whole(
 
     trainer.inbox = trainer.nc.new_inbox()
     await trainer.nc.subscribe(f"{trainer.inbox}.op", cb=refused)
+    await trainer.nc.flush()
     await trainer.op("pause", [], job="large")
     await eventually(lambda: inbox, within_s=WITHIN_S)
     error = decode(inbox[0], ErrorReply).error

@@ -24,6 +24,7 @@ async def fleet(trainer: Trainer) -> dict[str, str]:
 async def node_op(trainer: Trainer, verb: str, node: str) -> bytes:
     reply = trainer.nc.new_inbox()
     answers = await trainer.nc.subscribe(reply)
+    await trainer.nc.flush()
     body = encode(NodeCommand(request_id="r", node=node, verb=verb))
     await trainer.nc.jetstream().publish(
         cmd("node", "op", node), body, headers={"Dsec-Reply": reply}

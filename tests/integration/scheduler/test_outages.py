@@ -111,6 +111,7 @@ async def test_what_cannot_be_read_is_a_dead_letter(world: World) -> None:
         letters.append(decode(message.data, DeadLetter))  # type: ignore[attr-defined]
 
     await trainer.nc.subscribe("dsec.dlq.v1.>", cb=letter)
+    await trainer.nc.flush()
     js = trainer.nc.jetstream()
     await js.publish(cmd("sandbox", "create", "k"), b"not json")
     await js.publish(cmd("sandbox", "op", "k"), b'{"v": 9, "commands": []}')

@@ -236,6 +236,7 @@ class Trainer:
         self.inbox = self.nc.new_inbox()
         await self.nc.subscribe(f"{self.inbox}.create", cb=self._created)
         await self.nc.subscribe(f"{self.inbox}.op", cb=self._operated)
+        await self.nc.flush()
         if self.hears:
             await self.nc.subscribe(f"dsec.evt.v1.sandbox.{self.project}.>", cb=self._event)
         await self.nc.flush()

@@ -80,6 +80,7 @@ async def test_an_unreadable_message_is_a_dead_letter_and_harms_no_neighbour(
         letters.append(decode(msg.data, DeadLetter))
 
     await bus.client.subscribe(dlq("DSEC_EVT"), cb=take)
+    await bus.client.flush()
     good = [encode(AccessRecords(source="auth", records=records("poison", 1))) for _ in range(20)]
     subject = evt("auth", "access", "a1")
     bodies = [*good[:7], b"not json", *good[7:], b'{"v":99,"source":"x","records":[]}']

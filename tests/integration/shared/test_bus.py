@@ -89,6 +89,7 @@ async def test_nobody_and_silence_are_unavailable(bus: Bus) -> None:
     with pytest.raises(Unavailable, match="nobody"):
         await bus.request("q.nobody", Question(number=1), Ok)
     await bus.client.subscribe("q.silent")
+    await bus.client.flush()
     with pytest.raises(Unavailable, match="no answer"):
         await bus.request("q.silent", Question(number=1), Ok, timeout_s=0.2)
 
@@ -215,6 +216,7 @@ async def test_many_small_messages_leave_no_pending_count_behind(stack: Stack) -
         done += 1
 
     subscription = await client.subscribe("b05.*", cb=take, pending_bytes_limit=64 * 1024)
+    await client.flush()
     for start in range(0, 10_000, 100):
         for number in range(start, start + 100):
             await client.publish(f"b05.{number}", b"x" * 100)
