@@ -12,6 +12,7 @@ import typer
 
 from libdsec import DSecRunArgs, InvalidRequest, Sandbox
 from libdsec.cli.common import Json, Labels, client, emit, exit_code, pairs, run
+from libdsec.cli.policies import policy_of
 from libdsec.cli.pump import pump, write_all
 from libdsec.cli.terminal import interact, on_terminal
 
@@ -50,6 +51,11 @@ def run_image(
     deadline_s: Annotated[float | None, typer.Option(help="Stop after so long.")] = None,
     allow: Annotated[list[str] | None, typer.Option(help="Network rule to allow.")] = None,
     deny: Annotated[list[str] | None, typer.Option(help="Network rule to deny.")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|@FILE", help="locked, research, build, a named policy, a file."),
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="The job it belongs to.")] = None,
     label: Labels = None,
     create_timeout: Annotated[float, typer.Option(help="Seconds to wait for it.")] = 120.0,
     timeout: TimeLimit = None,
@@ -59,17 +65,18 @@ def run_image(
 ) -> None:
     """Runs CMD in a new sandbox of IMAGE, which ends with it. Without CMD, makes a
     sandbox that stays and prints its id."""
-    wanted = {
+    wanted: dict[str, Any] = {
         "backend": backend, "container_image": None if image == "-" else image,
         "layers": layer, "cpu_cores_limit": cpus, "memory_limit_mb": memory_mb,
         "disk_limit_mb": disk_mb, "pids_limit": pids, "init_user": user, "workdir": workdir,
-        "ttl_running_stop": idle_stop_s, "deadline_s": deadline_s,
+        "ttl_running_stop": idle_stop_s, "deadline_s": deadline_s, "job": job,
     }  # fmt: skip
     rules = dict.fromkeys(allow or (), True) | dict.fromkeys(deny or (), False)
 
     async def work() -> int | None:
+        wanted["policy"] = None if policy is None else policy_of(policy)
         args = DSecRunArgs(
-            **{k: v for k, v in wanted.items() if v is not None},  # type: ignore[arg-type]
+            **{k: v for k, v in wanted.items() if v is not None},
             env=pairs(env, "env"),
             labels=pairs(label, "labels"),
             network_rules=rules,

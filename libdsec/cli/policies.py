@@ -30,7 +30,7 @@ def create(
     """Keeps a policy document as the next version of a name."""
 
     async def work() -> None:
-        document = _document(file)
+        document = read_document(file)
         async with client() as c:
             made = await c.policies.create(name, document, project=of)
         if as_json:
@@ -41,7 +41,12 @@ def create(
     run(work, as_json=as_json)
 
 
-def _document(file: Path) -> dict[str, Any]:
+def policy_of(given: str) -> str | dict[str, Any]:
+    """A name as it is, the document of ``@FILE``. Raises ``InvalidRequest``."""
+    return read_document(Path(given[1:])) if given.startswith("@") else given
+
+
+def read_document(file: Path) -> dict[str, Any]:
     try:
         read = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
     except (OSError, ValueError) as exc:
@@ -96,13 +101,16 @@ def delete(
 
 @app.command("set")
 def set_policy(
-    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX")], name: Name, as_json: Json = False
+    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX")],
+    name: Annotated[str, typer.Argument(metavar="NAME[:VERSION]|@FILE")],
+    as_json: Json = False,
 ) -> None:
     """Puts a policy into force in a running sandbox, and says what enforces it."""
 
     async def work() -> None:
+        policy = policy_of(name)
         async with client() as c:
-            told = await (await c.get(sandbox)).set_policy(name)
+            told = await (await c.get(sandbox)).set_policy(policy)
         rows = [{"rule": rule, "mechanism": how} for rule, how in sorted(told.items())]
         table(rows, ("rule", "mechanism"), as_json=as_json)
 

@@ -1,21 +1,22 @@
 """Named policies: kept by project and version, found from below, worked into creates.
 
 Owns: their changes and SQL, and which one a name means: that of the nearest project, the
-newest version unless one is named. Does not own: what a document says
-(:mod:`shared.policies`). A version never changes: what a sandbox was started with can be
-looked up later.
+newest version unless one is named; presets are names that every project has and may define
+anew. Does not own: what a document says (:mod:`shared.policies`). A version never changes:
+what a sandbox was started with can be looked up later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.iam import IamReply, PolicyCreate, PolicyDelete, PolicyInfo
+from schemas.policy import Preset
 from schemas.sandbox import SandboxSpec
 from services.auth.changes import Change, Context, Done
 from shared import policies
@@ -31,6 +32,17 @@ _FIELDS = (
 )
 
 
+def _presets(path: Sequence[str]) -> list[PolicyInfo]:
+    """As they are without a project's own policies of their names: the root's first versions."""
+    return [
+        PolicyInfo(
+            name=name, version=1, project=path[0], created_at=0, created_by="",
+            document={"preset": name},
+        )
+        for name in get_args(Preset)
+    ]  # fmt: skip
+
+
 def _info(row: Any, *, whole: bool) -> PolicyInfo:
     return PolicyInfo(
         name=row[0], version=row[1], project=row[2], created_at=row[3], created_by=row[4],
@@ -41,6 +53,18 @@ def _info(row: Any, *, whole: bool) -> PolicyInfo:
 async def find(connection: AsyncConnection, path: Sequence[str], reference: str) -> PolicyInfo:
     """What ``name[:version]`` means in the project whose ids from the root are ``path``.
     Raises ``NotFound``."""
+    found = await _stored(connection, path, reference)
+    if found is not None:
+        return found
+    for preset in _presets(path):
+        if reference in (preset.name, f"{preset.name}:{preset.version}"):
+            return preset
+    raise NotFound(f"there is no policy {reference}", field="policy")
+
+
+async def _stored(
+    connection: AsyncConnection, path: Sequence[str], reference: str
+) -> PolicyInfo | None:
     name, _, version = reference.partition(":")
     rows = await connection.execute(
         text(
@@ -53,9 +77,7 @@ async def find(connection: AsyncConnection, path: Sequence[str], reference: str)
         {"n": name, "p": list(path), "v": int(version) if version else None},
     )
     row = rows.first()
-    if row is None:
-        raise NotFound(f"there is no policy {reference}", field="policy")
-    return _info(row, whole=True)
+    return None if row is None else _info(row, whole=True)
 
 
 async def listed(connection: AsyncConnection, path: Sequence[str]) -> list[PolicyInfo]:
@@ -68,7 +90,10 @@ async def listed(connection: AsyncConnection, path: Sequence[str]) -> list[Polic
         ),
         {"p": list(path), "most": MAX_LISTED},
     )
-    return [_info(row, whole=False) for row in rows]
+    own = [_info(row, whole=False) for row in rows]
+    names = {each.name for each in own}
+    presets = [msgspec.structs.replace(each, document={}) for each in _presets(path)]
+    return own + [each for each in presets if each.name not in names]
 
 
 async def create(context: Context, body: PolicyCreate) -> Done:
@@ -77,7 +102,7 @@ async def create(context: Context, body: PolicyCreate) -> Done:
     if len(document) > MAX_DOCUMENT_BYTES:
         raise InvalidRequest(f"a policy has at most {MAX_DOCUMENT_BYTES} bytes", field="document")
     policies.read(body.document, {})
-    last = await _last(context, body.name)
+    last = await _stored(context.connection, [context.project], body.name)
     if last is None or last.document != body.document:
         version = last.version + 1 if last else 1
         if version > MAX_VERSIONS:
@@ -88,13 +113,6 @@ async def create(context: Context, body: PolicyCreate) -> Done:
         )  # fmt: skip
         await _add(context, last, document.decode())
     return Done(IamReply(policy=last), target=f"{last.name}:{last.version}")
-
-
-async def _last(context: Context, name: str) -> PolicyInfo | None:
-    try:
-        return await find(context.connection, [context.project], name)
-    except NotFound:
-        return None
 
 
 async def _add(context: Context, info: PolicyInfo, document: str) -> None:

@@ -71,7 +71,8 @@ async def test_a_named_policy_is_enforced_and_changed_by_name(containers: DSecCl
             await sandbox.set_policy("none")
     finally:
         await sandbox.stop()
-    assert [p.name for p in await containers.policies.list()] == ["shut"]
+    listed = [p.name for p in await containers.policies.list()]
+    assert listed == ["shut", "locked", "research", "build"]
     await containers.policies.delete("shut")
 
 

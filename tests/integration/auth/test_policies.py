@@ -53,8 +53,24 @@ async def test_a_name_means_its_newest_version_or_the_one_that_is_named(
     assert (made["policy"], made["policy_name"]) == (OPEN, "strict:1")
     found = await admin.read(project, "policy", "get", policy="strict:1")
     assert found["policy"]["document"] == OPEN
-    (listed,) = (await admin.read(project, "policy", "list"))["policies"]
+    listed, *presets = (await admin.read(project, "policy", "list"))["policies"]
     assert (listed["name"], listed["version"], "document" in listed) == ("strict", 2, False)
+    assert {each["name"] for each in presets} == {"locked", "research", "build"}
+
+
+async def test_a_presets_name_means_the_preset_unless_the_project_has_its_own(
+    stack: Stack, admin: Person, commands: Commands
+) -> None:
+    project = await new_project(admin)
+    made = await spec_of(admin, commands, project, 1, policy_name="locked")
+    assert (made["policy"], made["policy_name"]) == ({"preset": "locked"}, "locked:1")
+    found = await admin.read(project, "policy", "get", policy="locked")
+    assert found["policy"]["document"] == {"preset": "locked"}
+    assert await named(admin, project, "locked", OPEN) == 1
+    made = await spec_of(admin, commands, project, 2, policy_name="locked")
+    assert made["policy"] == OPEN
+    names = [p["name"] for p in (await admin.read(project, "policy", "list"))["policies"]]
+    assert sorted(names) == ["build", "locked", "research"]
 
 
 async def test_projects_see_those_above_and_the_nearest_counts(

@@ -83,6 +83,20 @@ async def test_run_without_a_command_stays(peer: Peer, dsec: Cli):
     assert (await dsec("ps")).out.splitlines() == ["ID\tSTATE\tNODE\tJOB\tLABELS"]
 
 
+async def test_run_names_a_policy_or_brings_a_document(peer: Peer, dsec: Cli, tmp_path: Path):
+    fake = ("run", "--backend", "fake", "--job", "night")
+    assert (await dsec(*fake, "--policy", "locked", "-", "true")).code == 0
+    document = tmp_path / "policy.json"
+    document.write_text('{"network": {"pypi": true}}')
+    assert (await dsec(*fake, "--policy", f"@{document}", "-", "true")).code == 0
+    missing = await dsec(*fake, "--policy", f"@{document}.none", "-", "true")
+    assert missing.code == 125
+    assert "field document" in missing.err
+    named, brought = (json.loads(body)["specs"][0] for body in peer.specs_of.values())
+    assert (named["policy_name"], named["job"]) == ("locked", "night")
+    assert brought["policy"] == {"network": {"pypi": True}}
+
+
 async def test_exec_exit_codes(dsec: Cli, id: str):
     assert (await dsec("exec", id, "exit 7")).code == 7
     late = await dsec("exec", "--timeout", "1.5", id, "echo partial; sleep 60")
