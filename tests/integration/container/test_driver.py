@@ -281,11 +281,14 @@ async def test_fifty_sandboxes_leave_nothing(harness: ContainerHarness) -> None:
             await asyncio.gather(*(cycle() for _ in range(6)))
 
     await cycles(4)  # threads and connections to the engine come with the first load
-    before = await measure()
-    await cycles(9)
-    after = await measure()
-    grown = {k: after[k] - before[k] for k in before if after[k] - before[k] > 2}
-    assert not grown, (before, after)
+    seen = [await measure()]
+    for _ in range(3):  # what is left behind grows with each; what a busier moment needs, once
+        await cycles(9)
+        seen.append(await measure())
+        before, after = seen[-2:]
+        if all(after[kind] - before[kind] <= 2 for kind in before):
+            return
+    pytest.fail(f"it grows: {seen}")
 
 
 async def test_grace_lets_a_command_clean_up(harness: ContainerHarness) -> None:
