@@ -28,6 +28,7 @@ META = -1
 FDS_MAX = 256
 FREE_LOOK_S = 0.5
 Key = tuple[str, int]
+Content = bytes | memoryview
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ class LayerCache:
             entry.verified = True
             self._used(key)
 
-    def write(self, key: Key, data: bytes) -> bool:
+    def write(self, key: Key, data: Content) -> bool:
         """The chunk's file; ``False`` where the disk refuses. For any thread."""
         path = self._path(key)
         try:

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ NODE_DIGITS = 14
 _SUPER, _SLOT_BYTES, _SLOTS_AT = 1024, 128, 0x58
 """Of EROFS: where the super block is, the size of a device's entry, where its place is told."""
 RETRY_S = 0.2
+LISTS_MAX = 64
+"""Lists of chunk digests in memory, 1.3 MB for each 10 GiB of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +80,21 @@ class Known:
 
     def chunk_digest(self, index: int) -> bytes:
         """SHA-256 of a chunk, as the layer's digest vouches for it."""
-        with open(self.folder / CHUNKS_NAME, "rb") as file:
-            return os.pread(file.fileno(), CHUNK_DIGEST_BYTES, index * CHUNK_DIGEST_BYTES)
+        start = index * CHUNK_DIGEST_BYTES
+        return _digests(self.folder / CHUNKS_NAME)[start : start + CHUNK_DIGEST_BYTES]
+
+
+@lru_cache(LISTS_MAX)
+def _digests(path: Path) -> bytes:
+    """A list that was verified; another layer's has another path."""
+    return path.read_bytes()
 
 
 Here = asyncio.Future[None]
 Coming = Callable[[Known, Here], None]
 """Told of a layer whose metadata is being fetched; the future is done when that is here, and
 verified."""
+Begun = Callable[[], None]
 
 
 class Catalog:
@@ -146,21 +156,21 @@ class Catalog:
         _check(manifest, digest, self._settings.layers_meta_bytes_max)
         here: Here = asyncio.get_running_loop().create_future()
         here.add_done_callback(asyncio.Future.exception)
-        self._told_coming(self._described(manifest), here)
+        coming = partial(self._told_coming, self._described(manifest), here)
         try:
-            known = await self._whole(manifest)
+            known = await self._whole(manifest, coming)
             here.set_result(None)
             return known
         finally:
             if not here.done():
                 here.set_exception(Unavailable(f"no metadata of layer {digest}", cause="image"))
 
-    async def _whole(self, manifest: LayerManifest) -> Known:
+    async def _whole(self, manifest: LayerManifest, begun: Begun) -> Known:
         digest = manifest.digest
         work = Path(tempfile.mkdtemp(dir=self._cache.root))
         try:
             tag, listed = await _together(
-                self._meta(manifest, work / META_NAME), self._listed(manifest)
+                self._meta(manifest, work / META_NAME, begun), self._listed(manifest)
             )
             await self._chunk_digests(manifest, tag, listed, work / CHUNKS_NAME)
             (work / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
@@ -180,7 +190,7 @@ class Catalog:
             shutil.rmtree(folder)
         work.rename(folder)
 
-    async def _meta(self, manifest: LayerManifest, path: Path) -> bytes:
+    async def _meta(self, manifest: LayerManifest, path: Path, begun: Begun) -> bytes:
         """Fetches the metadata image; returns the digest it has of the chunk digests."""
         self._cache.make_room(manifest.meta_bytes)
         for attempt in (1, 2):
@@ -188,22 +198,26 @@ class Catalog:
             path.unlink(missing_ok=True)
             starts = range(0, manifest.meta_bytes, PIECE_BYTES)
             for at in range(0, len(starts), PIECES):
-                await self._pieces(manifest, starts[at : at + PIECES], path, hasher)
+                await self._pieces(manifest, starts[at : at + PIECES], path, hasher, begun)
+                begun = _nothing
             if hasher.hexdigest() == manifest.digest:
                 return _device_tag(path)
             self._damaged(manifest.digest, "metadata", final=attempt == 2)
         raise AssertionError("unreachable")
 
     async def _pieces(
-        self, manifest: LayerManifest, starts: range, path: Path, hasher: hashlib._Hash
-    ) -> None:
-        """Some of the metadata's pieces, fetched side by side."""
+        self, manifest: LayerManifest, starts: range, path: Path, hasher: hashlib._Hash,
+        begun: Begun,
+    ) -> None:  # fmt: skip
+        """Some of the metadata's pieces, fetched side by side. ``begun`` is told as soon as
+        they are first in line: what waits for the metadata comes behind it."""
         digest, size = manifest.digest, manifest.meta_bytes
         pieces = await _together(
             *(
                 self._reader.fetch(digest, META_NAME, start, min(PIECE_BYTES, size - start))
                 for start in starts
-            )
+            ),
+            begun=begun,
         )
         await asyncio.to_thread(_append, path, pieces, hasher)
 
@@ -255,10 +269,16 @@ class Catalog:
         )  # fmt: skip
 
 
-async def _together(*fetches: Coroutine[Any, Any, bytes]) -> list[bytes]:
+def _nothing() -> None: ...
+
+
+async def _together(
+    *fetches: Coroutine[Any, Any, bytes], begun: Begun = _nothing
+) -> list[bytes]:
     """What all of them come to, side by side: each costs a trip to the store. The first
     error ends the others."""
     tasks = [asyncio.create_task(fetch) for fetch in fetches]
+    begun()
     try:
         return await asyncio.gather(*tasks)
     finally:

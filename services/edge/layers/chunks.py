@@ -16,12 +16,13 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from services.edge.layers.cache import LayerCache
+from services.edge.layers.behind import Behind
+from services.edge.layers.cache import Content, Key, LayerCache
 from services.edge.layers.catalog import Here, Known
 from services.edge.layers.faults import Faults
 from services.edge.layers.settings import Settings
@@ -35,7 +36,7 @@ RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
 THREADS = 4
 """For digests and the disk."""
 T = TypeVar("T")
-Found = dict[int, bytes]
+Found = dict[int, Content]
 Piece = bytearray | memoryview
 
 
@@ -46,13 +47,17 @@ class Chunks:
         self, reader: LayerReader, cache: LayerCache, *, settings: Settings, faults: Faults
     ) -> None:
         self._reader, self._cache, self._settings, self._faults = reader, cache, settings, faults
-        self._hot: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._hot: OrderedDict[Key, Content] = OrderedDict()
         self._flights: dict[tuple[str, int], asyncio.Future[Found]] = {}
         self._coming: dict[str, Here] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(settings.layers_fetches)
         self._prefetches = asyncio.Semaphore(settings.layers_prefetches)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="chunks")
+        self._behind = Behind(
+            cache, lambda key, data: self._run(cache.write, key, data),
+            bytes_max=settings.layers_behind_bytes,
+        )  # fmt: skip
         self.fetched_bytes = 0
         self.fetches = 0
         self.ahead = 0
@@ -63,7 +68,7 @@ class Chunks:
         pieces: list[Piece] = []
         for index, start, count in _parts(offset, length):
             key = (layer.digest, index)
-            hot = self._hot.get(key)
+            hot = self._in_memory(key)
             if hot is not None:
                 pieces.append(memoryview(hot)[start : start + count])
             elif (piece := self._cache.read(key, start, count)) is not None:
@@ -71,6 +76,12 @@ class Chunks:
             else:
                 return None
         return pieces
+
+    def _in_memory(self, key: Key) -> Content | None:
+        return self._hot.get(key) or self._behind.get(key)
+
+    def _here(self, key: Key) -> bool:
+        return self._cache.has(key) or self._behind.get(key) is not None
 
     async def read(self, layer: Known, offset: int, length: int) -> list[Piece]:
         """The bytes. Raises a typed error at the deadline at the latest."""
@@ -94,7 +105,7 @@ class Chunks:
         """The other half of an aligned pair: who starts a program goes on near by, and
         its latency is the same as that of the half that is waited for."""
         chunks = self._chunks_of(layer, unit ^ 1)
-        if not all(self._cache.has((layer.digest, chunk)) for chunk in chunks):
+        if not all(self._here((layer.digest, chunk)) for chunk in chunks):
             self.ahead += self._launch(layer, chunks)
 
     def _chunks_of(self, layer: Known, unit: int) -> range:
@@ -123,15 +134,20 @@ class Chunks:
                 self._prefetches.release()
 
         async with asyncio.TaskGroup() as tasks:
-            for group in _grouped(chunks, self._settings.chunks_per_unit):
+            for group in grouped(chunks, self._settings.chunks_ahead):
                 await self._prefetches.acquire()
                 self._launch(layer, group)
                 tasks.create_task(one(group))
+
+    async def written(self) -> None:
+        """Returns when what was fetched is on the disk, as far as there is room."""
+        await self._behind.flush()
 
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._behind.flush()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def expect(self, digest: str, here: Here) -> None:
@@ -157,7 +173,7 @@ class Chunks:
     async def _fly(
         self, layer: Known, chunks: Sequence[int], flight: asyncio.Future[Found]
     ) -> None:
-        """Settles ``flight`` as soon as all is verified, then writes it to the cache."""
+        """Settles ``flight`` as soon as all is verified, and leaves it to be written."""
         try:
             async with self._slots:
                 found, missing = await self._from_cache(layer, chunks)
@@ -166,7 +182,7 @@ class Chunks:
                     self._keep_hot((layer.digest, index), data)
                 flight.set_result(found | fresh)
                 for index, data in fresh.items():
-                    await self._store((layer.digest, index), data)
+                    await self._behind.put((layer.digest, index), data)
         except DsecError as error:
             if not flight.done():
                 flight.set_exception(error)
@@ -185,23 +201,22 @@ class Chunks:
         self, layer: Known, chunks: Sequence[int]
     ) -> tuple[Found, list[int]]:
         """What is here and right of them, and which are not."""
-        found: Found = {}
-        missing: list[int] = []
-        for index in chunks:
-            key = (layer.digest, index)
-            data = self._hot.get(key)
-            if data is None and self._cache.has(key):
-                data = await self._run(self._cache.content, key)
-                if data is not None and await self._run(_right, data, layer.chunk_digest(index)):
-                    self._cache.verified(key)
-                else:
-                    data = None
-                    self._cache.discard(key)
-            if data is None:
-                missing.append(index)
-            else:
-                found[index] = data
-        return found, missing
+        found = {i: data for i in chunks if (data := self._in_memory((layer.digest, i)))}
+        left = [i for i in chunks if i not in found and self._cache.has((layer.digest, i))]
+        if left:
+            right = await self._run(self._read_right, layer, left)
+            for index in left:
+                key = (layer.digest, index)
+                self._cache.verified(key) if index in right else self._cache.discard(key)
+            found |= right
+        return found, [i for i in chunks if i not in found]
+
+    def _read_right(self, layer: Known, chunks: Sequence[int]) -> Found:
+        """Those whose files are as they should be. For any thread."""
+        read = {index: self._cache.content((layer.digest, index)) for index in chunks}
+        found: Found = {index: data for index, data in read.items() if data is not None}
+        wrong = _wrong(layer, found)
+        return {index: data for index, data in found.items() if index not in wrong}
 
     async def _fetched(self, layer: Known, missing: Sequence[int]) -> Found:
         """Chunks ``missing`` (and any between them) from the store, verified."""
@@ -210,16 +225,15 @@ class Chunks:
             found = await self._try(layer, first, last)
             if layer.digest in self._coming:
                 await asyncio.shield(self._coming[layer.digest])
-            for index, data in found.items():
-                if not await self._run(_right, data, layer.chunk_digest(index)):
-                    found[index] = await self._again(layer, index)
+            for index in await self._run(_wrong, layer, found):
+                found[index] = await self._again(layer, index)
         return found
 
-    async def _again(self, layer: Known, index: int) -> bytes:
+    async def _again(self, layer: Known, index: int) -> Content:
         """A damaged chunk may have been damaged on its way; a second time it is not."""
-        data = (await self._try(layer, index, index))[index]
-        if await self._run(_right, data, layer.chunk_digest(index)):
-            return data
+        found = await self._try(layer, index, index)
+        if not await self._run(_wrong, layer, found):
+            return found[index]
         message = f"chunk {index} of layer {layer.digest} is damaged in the store"
         self._faults.tell("damaged", layer.digest, index, message)
         raise Damaged(message, cause="image")
@@ -241,34 +255,44 @@ class Chunks:
                 delay = min(RETRY_MAX_S, delay * 2)
         self.fetches += 1
         self.fetched_bytes += len(data)
+        view = memoryview(data)  # the chunks of one fetch are one piece of memory
         at = range(0, (last - first + 1) * DATA_CHUNK_BYTES, DATA_CHUNK_BYTES)
-        return {first + n: data[o : o + DATA_CHUNK_BYTES] for n, o in enumerate(at)}
+        return {first + n: view[o : o + DATA_CHUNK_BYTES] for n, o in enumerate(at)}
 
-    def _keep_hot(self, key: tuple[str, int], data: bytes) -> None:
+    def _keep_hot(self, key: Key, data: Content) -> None:
         self._hot[key] = data
         while len(self._hot) > self._settings.layers_hot_chunks:
             self._hot.popitem(last=False)
-
-    async def _store(self, key: tuple[str, int], data: bytes) -> None:
-        if not self._cache.make_room(len(data)):
-            return  # a full disk slows reading down, it does not stop it
-        if await self._run(self._cache.write, key, data):
-            self._cache.put(key, len(data))
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
 
-def _right(data: bytes, digest: bytes) -> bool:
-    return hashlib.sha256(data).digest() == digest
+def _wrong(layer: Known, found: Mapping[int, Content]) -> list[int]:
+    """The chunks that are other than they should be."""
+    return [
+        index
+        for index, data in found.items()
+        if hashlib.sha256(data).digest() != layer.chunk_digest(index)
+    ]
 
 
-def _grouped(chunks: Sequence[int], per_unit: int) -> list[list[int]]:
-    """Chunks of one unit together, units in the order of their first chunk."""
-    units: dict[int, set[int]] = {}
+def grouped(chunks: Sequence[int], most: int) -> list[list[int]]:
+    """Neighbours among ``chunks``, up to ``most`` of them together and nothing between them
+    that is not wanted; in the order of first appearance."""
+    windows: dict[int, set[int]] = {}
     for chunk in chunks:
-        units.setdefault(chunk // per_unit, set()).add(chunk)
-    return [sorted(unit) for unit in units.values()]
+        windows.setdefault(chunk // most, set()).add(chunk)
+    groups: list[list[int]] = []
+    for window in windows.values():
+        last: list[int] = []
+        for chunk in sorted(window):
+            if last and last[-1] == chunk - 1:
+                last.append(chunk)
+            else:
+                last = [chunk]
+                groups.append(last)
+    return groups
 
 
 def _parts(offset: int, length: int) -> list[tuple[int, int, int]]:

@@ -35,6 +35,13 @@ STEADY_S = 10.0
 END_S = 2.0
 """For a worker with nothing open to end after its keeper."""
 TAKE_OVER_S = 5.0
+MALLOC = ":".join(
+    f"glibc.malloc.{name}"
+    for name in ("hugetlb=1", "arena_max=1", "mmap_threshold=33554432", "trim_threshold=134217728")
+)
+"""How the worker's memory is had: what is fetched goes through pieces of a MiB, and with the
+library's own rules a quarter of the worker's time would be the kernel's, for pages that are
+given back and had again. Large pages, kept: bounded by what the settings let be in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,8 @@ class Keeper:
         env = {f"DSEC_LAYERS_{name}": str(value) for name, value in given.items()}
         return subprocess.Popen(
             [sys.executable, "-m", "services.edge.layers.worker"],
-            env={**os.environ, **env}, pass_fds=(connection.device, connection.mount, pipe),
+            env={"GLIBC_TUNABLES": MALLOC, **os.environ, **env},
+            pass_fds=(connection.device, connection.mount, pipe),
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 

@@ -24,12 +24,16 @@ class Settings(StoreSettings, kw_only=True):
 
     layers_unit_bytes: int = 512 * 1024
     """Fetched at once on demand: whole chunks."""
+    layers_ahead_bytes: int = 1024 * 1024
+    """Fetched at once, at most, of what is wanted first: whole chunks."""
     layers_fetches: int = 16
-    """Fetches at a time, prefetches included; each holds one unit in memory."""
+    """Fetches at a time, those ahead included; each is held in memory."""
     layers_prefetches: int = 12
     """Of these for prefetching at most."""
     layers_hot_chunks: int = 64
     """Chunks in memory: what is read in pieces, and all there is when the disk is full."""
+    layers_behind_bytes: int = 32 * 1024 * 1024
+    """What may be in memory alone, to be written when programs have begun."""
 
     layers_read_deadline_s: float = 30.0
     """From a read's arrival to its data or EIO, all repetitions included."""
@@ -53,11 +57,11 @@ class Settings(StoreSettings, kw_only=True):
     """Given by the keeper to its worker."""
 
     def __post_init__(self) -> None:
-        if self.layers_unit_bytes < DATA_CHUNK_BYTES or self.layers_unit_bytes % DATA_CHUNK_BYTES:
-            raise InvalidRequest(
-                f"DSEC_LAYERS_UNIT_BYTES: a multiple of {DATA_CHUNK_BYTES}",
-                field="layers_unit_bytes",
-            )
+        for name in ("layers_unit_bytes", "layers_ahead_bytes"):
+            value = getattr(self, name)
+            if value < DATA_CHUNK_BYTES or value % DATA_CHUNK_BYTES:
+                text = f"DSEC_{name.upper()}: a multiple of {DATA_CHUNK_BYTES}"
+                raise InvalidRequest(text, field=name)
 
     @property
     def root(self) -> Path:
@@ -66,3 +70,7 @@ class Settings(StoreSettings, kw_only=True):
     @property
     def chunks_per_unit(self) -> int:
         return self.layers_unit_bytes // DATA_CHUNK_BYTES
+
+    @property
+    def chunks_ahead(self) -> int:
+        return self.layers_ahead_bytes // DATA_CHUNK_BYTES

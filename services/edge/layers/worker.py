@@ -113,6 +113,7 @@ class Worker:
         elif question.ask == "traces":
             answer.traces = self.traces.after(question.after)
         elif question.ask == "stats":
+            await self.chunks.written()
             answer.stats = self._stats()
         else:
             try:

@@ -52,6 +52,7 @@ class Capturing:
         self._held: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.threads = ThreadPoolExecutor(settings.capture_threads, "capture")
+        self._copiers = ThreadPoolExecutor(settings.capture_threads, "copy")
 
     def folder(self, id: str) -> Path:
         """The copy of a whole capture. Raises ``NotFound``."""
@@ -116,7 +117,7 @@ class Capturing:
     def _copy_from(
         self, upper: Path, sandbox: Sandbox, folder: Path, cancelled: Callable[[], bool]
     ) -> _Noted:
-        mirror = Mirror(upper, folder / TREE, cancelled)
+        mirror = Mirror(upper, folder / TREE, cancelled, self._copiers)
         copied = 0
         for _ in range(PASSES_MAX):
             done = mirror.bring_up()
@@ -142,6 +143,7 @@ class Capturing:
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self._copiers.shutdown(wait=False)
 
 
 class _Noted(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Root, Shells, WarmShell
 from services.edge.drivers.container.wanted import check, limits, room_of
 from services.edge.drivers.snapshotting import Captured
+from services.edge.layers.mounts import Upper
 from services.edge.policy.plan import NO_INTERFACE, Plan
 from shared.errors import (
     CapacityExhausted,
@@ -67,6 +68,16 @@ from shared.errors import (
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A sandbox's folder, as far as it is ``made``; ``guards``: what is laid over paths."""
+
+    folder: Path
+    disk: Disk
+    made: bool = False
+    guards: list[str] = field(default_factory=list)
 
 
 class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDisks, Leftovers):
@@ -180,50 +191,50 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         self._disks.check(room_of(spec))
         if spec.uid in self._live or spec.uid in self._starting:
             raise Conflict(f"sandbox {spec.uid} exists", field="uid")
-        folder = self._settings.sandboxes_dir / spec.uid
         self._starting.add(spec.uid)
         try:
-            try:
-                await self.shells.thread(
-                    lambda: folder.mkdir(mode=0o700), undo=lambda _made: folder.rmdir()
-                )
-            except FileExistsError:
-                raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
-            return await self._start(spec, folder, plan)
+            return await self._start(spec, self._settings.sandboxes_dir / spec.uid, plan)
         except OSError as err:
             raise full_disk(err) from err
         finally:
             self._starting.discard(spec.uid)
 
     async def _start(self, spec: StartSpec, folder: Path, plan: Plan) -> Handle:
+        place = _Place(folder, Disk(Upper(folder), {}))
         warm: WarmShell | None = None
-        disk: Disk | None = None
         try:
+            # few turns of threads: each waits for the interpreter, beside all other starts
+            await self.shells.thread(lambda: self._make(place, spec, plan))
             warm = await self._take_shell()
-            disk = await self.shells.thread(
-                lambda: self._disks.make(folder, room_of(spec)), undo=Disk.close
-            )
-            data = _data(warm, spec, disk)
-            await self.shells.thread(lambda: folders.note(folder, data))
+            data = _data(warm, spec, place.disk)
             above = [self._capturing.folder(id) for id in spec.captures]
-            root = Root(spec.layers, disk.upper, above)
-            guards = await self.shells.thread(lambda: self._enforcing.guards(spec.uid, plan))
-            names = [spec.hostname, *guards]
-            enforced = await self.shells.attach(warm, root, limits(spec), names)
+            enforced = await self.shells.attach(
+                warm, Root(spec.layers, place.disk.upper, above), limits(spec),
+                [spec.hostname, *place.guards], before=lambda: folders.note(folder, data),
+            )  # fmt: skip
             await warm.agent.list()  # the agent answers in the root it now has
             target = target_of(spec, data, agent=warm.agent, groups=warm.groups)
             await self._enforcing.begin(target, plan)
-            enforced |= {**disk.enforcement, **plan.enforcement}
+            enforced |= {**place.disk.enforcement, **plan.enforcement}
             handle = Handle(spec.uid, self.name, data, enforced)
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
         except BaseException:
             self._enforcing.end(spec.uid)
-            await asyncio.shield(self._undo(warm, folder, disk))
+            await asyncio.shield(self._undo(warm, place))
             raise
         finally:
-            if disk is not None:
-                disk.close()
+            place.disk.close()
+
+    def _make(self, place: _Place, spec: StartSpec, plan: Plan) -> None:
+        """Makes the sandbox's folder and what is in it before it has a container. Blocking."""
+        try:
+            place.folder.mkdir(mode=0o700)
+        except FileExistsError:
+            raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
+        place.made = True
+        place.disk = self._disks.make(place.folder, room_of(spec))
+        place.guards = self._enforcing.guards(spec.uid, plan)
 
     async def _take_shell(self) -> WarmShell:
         if self._pool is None:
@@ -237,13 +248,13 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
                 f"no shell became ready: {why.message if why else 'the engine is busy'}"
             ) from why
 
-    async def _undo(self, warm: WarmShell | None, folder: Path, disk: Disk | None) -> None:
+    async def _undo(self, warm: WarmShell | None, place: _Place) -> None:
         with contextlib.suppress(DsecError):
             if warm is not None:
                 await self.shells.drop(warm)
-        if disk is not None:
-            disk.close()
-        await self._remove_files(folder.name, None, disk=disk.note if disk else None)
+        place.disk.close()
+        if place.made:
+            await self._remove_files(place.folder.name, None, disk=place.disk.note)
 
     def _adopt(self, handle: Handle, spec: StartSpec, agent: AgentClient, groups: Groups) -> None:
         defaults = Defaults(dict(spec.env), spec.workdir, spec.user)

@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 
 REFILL_AFTER_S = 0.25
 """Quiet time after a claim before its shell is replaced: making one costs the engine a
-hundred times the CPU of a start, which the starts of a burst need more. A pool that is
-half empty does not wait."""
+hundred times the CPU of a start, which the starts of a burst need more."""
+HALF_EMPTY_S = 0.1
+"""A pool that is half empty is filled so long after that, however many claims follow: longer
+than sandboxes that are made together take to start."""
 
 
 class Warm(Protocol):
@@ -53,6 +55,7 @@ class Pool(Generic[W]):
         self._last_error: DsecError | None = None
         self._open = False
         self._later: asyncio.TimerHandle | None = None
+        self._half_empty: asyncio.TimerHandle | None = None
 
     @property
     def ready(self) -> int:
@@ -91,18 +94,25 @@ class Pool(Generic[W]):
                 self._waiting.remove(turn)
 
     def _refill_soon(self) -> None:
+        loop = asyncio.get_running_loop()
         if self._later is not None:
             self._later.cancel()
-        if 2 * (len(self._ready) + len(self._making)) < self._size:
-            self._fill()
-        else:
-            loop = asyncio.get_running_loop()
-            self._later = loop.call_later(REFILL_AFTER_S, self._fill)
+        self._later = loop.call_later(REFILL_AFTER_S, self._fill)
+        few = 2 * (len(self._ready) + len(self._making)) < self._size
+        if few and self._half_empty is None:
+            self._half_empty = loop.call_later(HALF_EMPTY_S, self._fill)
+
+    def _wait_no_longer(self) -> None:
+        for timer in (self._later, self._half_empty):
+            if timer is not None:
+                timer.cancel()
+        self._later = self._half_empty = None
 
     def last_error(self) -> DsecError | None:
         return self._last_error
 
     def _fill(self) -> None:
+        self._wait_no_longer()
         if not self._open:
             return
         target = min(self._size + len(self._waiting), self._most)
@@ -165,8 +175,7 @@ class Pool(Generic[W]):
     async def close(self) -> None:
         """Ends filling and removes every ready shell."""
         self._open = False
-        if self._later is not None:
-            self._later.cancel()
+        self._wait_no_longer()
         for turn in self._waiting:
             if not turn.done():
                 turn.set_exception(Unavailable("the pool of shells is closed"))

@@ -124,11 +124,18 @@ class Shells:
         await self.thread(lambda: shutil.rmtree(self._settings.shells_dir / name, True))
 
     async def attach(
-        self, warm: WarmShell, root: Root, limits: Limits, names: Sequence[str]
-    ) -> dict[str, str]:
+        self, warm: WarmShell, root: Root, limits: Limits, names: Sequence[str], *,
+        before: Callable[[], object] = lambda: None,
+    ) -> dict[str, str]:  # fmt: skip
         """Gives the shell its root and its limits; returns what enforces them. ``names``:
-        the host's name, then what is laid over paths of the root."""
-        return await self.thread(lambda: self._attach(warm, root, limits, names))
+        the host's name, then what is laid over paths of the root. ``before`` is done
+        first, off the loop too."""
+
+        def work() -> dict[str, str]:
+            before()
+            return self._attach(warm, root, limits, names)
+
+        return await self.thread(work)
 
     def _attach(
         self, warm: WarmShell, wanted: Root, limits: Limits, names: Sequence[str]

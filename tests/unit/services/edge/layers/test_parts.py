@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from services.edge.layers import fuse
-from services.edge.layers.cache import META, LayerCache
+from services.edge.layers.behind import Behind
+from services.edge.layers.cache import META, Content, Key, LayerCache
+from services.edge.layers.chunks import grouped
 from services.edge.layers.faults import Faults
 from services.edge.layers.opens import Opens
 from services.edge.layers.profiles import Profiles
@@ -164,8 +167,50 @@ def test_answers_have_the_kernels_sizes() -> None:
     assert len(fuse.head(1)) == 16
 
 
+@pytest.mark.parametrize("name", ["layers_unit_bytes", "layers_ahead_bytes"])
 @pytest.mark.parametrize("value", [0, 1000, 262_144 + 1])
-def test_a_unit_is_whole_chunks(value: int) -> None:
+def test_what_is_fetched_is_whole_chunks(name: str, value: int) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        Settings(layers_unit_bytes=value)
-    assert caught.value.field == "layers_unit_bytes"
+        Settings(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.field == name
+
+
+def test_what_is_fetched_ahead_is_neighbours_in_order_of_their_first() -> None:
+    assert grouped([9, 5, 4, 8, 12, 13, 14, 15, 16], 4) == [[8, 9], [4, 5], [12, 13, 14, 15], [16]]
+    assert grouped([0, 3, 2], 4) == [[0], [2, 3]]  # what nobody wants is not fetched between
+    assert grouped([], 4) == []
+
+
+async def test_what_waits_for_the_disk_is_there_and_bounded(tmp_path: Path) -> None:
+    made = cache(tmp_path)
+    add_layer(made, A)
+    writable = asyncio.Event()
+
+    async def write(key: Key, data: Content) -> bool:
+        await writable.wait()
+        return made.write(key, data)
+
+    behind = Behind(made, write, bytes_max=250)
+    for index in range(2):
+        await behind.put((A, index), bytes(100))
+    third = asyncio.create_task(behind.put((A, 2), bytes(100)))
+    await asyncio.sleep(0)
+    assert not third.done() and behind.get((A, 2)) == bytes(100)
+    writable.set()
+    await third
+    await behind.flush()
+    assert [made.has((A, index)) for index in range(3)] == [True] * 3
+    assert behind.get((A, 0)) is None
+
+
+async def test_what_the_disk_refuses_waits_no_longer(tmp_path: Path) -> None:
+    made = cache(tmp_path, cap=150)
+    add_layer(made, A)
+
+    async def write(key: Key, data: Content) -> bool:
+        return made.write(key, data)
+
+    behind = Behind(made, write, bytes_max=50)
+    await behind.put((A, 0), bytes(100))
+    await behind.flush()
+    assert behind.get((A, 0)) is None and not made.has((A, 0))
