@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from services.edge.drivers.container import pool
 from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.settings import ContainerSettings, from_options
 from shared.errors import InvalidRequest, Unavailable
@@ -95,6 +96,28 @@ async def test_refill_is_bounded_by_its_concurrency() -> None:
     await settle()
     assert pool.ready == 5
     await pool.close()
+
+
+async def test_claims_that_come_together_are_not_disturbed_by_their_replacement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pool that is half empty is filled soon, but not among the claims that made it so."""
+    maker = Maker()
+    maker.gate.set()
+    made = maker.pool(size=4, most=8)
+    made.open()
+    await settle()
+    monkeypatch.setattr(pool, "REFILL_AFTER_S", 3600.0)
+    monkeypatch.setattr(pool, "HALF_EMPTY_S", 3600.0)
+    await made.take()
+    await made.take()
+    monkeypatch.setattr(pool, "HALF_EMPTY_S", 0.0)
+    await made.take()
+    assert (made.ready, made.making) == (1, 0)
+    async with asyncio.timeout(60):
+        while made.ready < 4:
+            await asyncio.sleep(0)
+    await made.close()
 
 
 async def test_a_dead_shell_is_not_handed_out() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,20 @@ from shared.erofs.verify import data_spans
 from shared.errors import Conflict
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners and devices need root")
+
+
+Made = Callable[..., Mirror]
+
+
+@pytest.fixture(params=["in turn", "side by side"])
+def mirrored(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """Contents one after the other, or all of them in threads."""
+    if request.param == "in turn":
+        yield Mirror
+        return
+    monkeypatch.setattr(mirror, "BESIDE_BYTES", 0)
+    with ThreadPoolExecutor(2) as threads:
+        yield partial(Mirror, threads=threads)
 
 
 @pytest.fixture
@@ -68,15 +85,17 @@ def facts(root: Path) -> dict[bytes, Any]:
     return found
 
 
-def test_a_copy_is_exact(upper: Path, tmp_path: Path) -> None:
-    Mirror(upper, tmp_path / "copy").bring_up(still=True)
+def test_a_copy_is_exact(upper: Path, tmp_path: Path, mirrored: Made) -> None:
+    mirrored(upper, tmp_path / "copy").bring_up(still=True)
     assert facts(tmp_path / "copy") == facts(upper)
 
 
-def test_a_second_pass_copies_what_changed_and_nothing_else(upper: Path, tmp_path: Path) -> None:
+def test_a_second_pass_copies_what_changed_and_nothing_else(
+    upper: Path, tmp_path: Path, mirrored: Made
+) -> None:
     (upper / "large").write_bytes(bytes(1 << 20))
     time.sleep(mirror.SETTLED_NS / 1e9 * 2)
-    copy = Mirror(upper, tmp_path / "copy")
+    copy = mirrored(upper, tmp_path / "copy")
     assert copy.bring_up().bytes > 1 << 20
     assert copy.bring_up(still=True).bytes == 0
     (upper / "deep/er/file").write_bytes(b"changed")
@@ -92,8 +111,10 @@ def test_a_second_pass_copies_what_changed_and_nothing_else(upper: Path, tmp_pat
     assert facts(tmp_path / "copy") == facts(upper)
 
 
-def test_hard_links_that_are_made_and_broken_are_followed(upper: Path, tmp_path: Path) -> None:
-    copy = Mirror(upper, tmp_path / "copy")
+def test_hard_links_that_are_made_and_broken_are_followed(
+    upper: Path, tmp_path: Path, mirrored: Made
+) -> None:
+    copy = mirrored(upper, tmp_path / "copy")
     copy.bring_up()
     (upper / "deep/other").unlink()
     (upper / "deep/other").write_bytes(b"its own now")
@@ -102,7 +123,9 @@ def test_hard_links_that_are_made_and_broken_are_followed(upper: Path, tmp_path:
     assert facts(tmp_path / "copy") == facts(upper)
 
 
-def test_what_is_mapped_is_copied_whatever_its_times_say(upper: Path, tmp_path: Path) -> None:
+def test_what_is_mapped_is_copied_whatever_its_times_say(
+    upper: Path, tmp_path: Path, mirrored: Made
+) -> None:
     import mmap
 
     file = upper / "mapped"
@@ -110,7 +133,7 @@ def test_what_is_mapped_is_copied_whatever_its_times_say(upper: Path, tmp_path: 
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 4096) as memory:
         memory[0] = 1
         time.sleep(mirror.SETTLED_NS / 1e9 * 2)
-        copy = Mirror(upper, tmp_path / "copy")
+        copy = mirrored(upper, tmp_path / "copy")
         copy.bring_up()
         memory[0] = 2  # the page is writable already: no time changes
         assert file.stat().st_ino in mapped_for_writing([os.getpid()], Path("/"))
@@ -118,12 +141,14 @@ def test_what_is_mapped_is_copied_whatever_its_times_say(upper: Path, tmp_path: 
         assert (tmp_path / "copy/mapped").read_bytes()[0] == 2
 
 
-def test_a_link_that_takes_a_folders_place_leads_nowhere(upper: Path, tmp_path: Path) -> None:
+def test_a_link_that_takes_a_folders_place_leads_nowhere(
+    upper: Path, tmp_path: Path, mirrored: Made
+) -> None:
     """A workload may swap a folder for a link to a path of the host between two looks."""
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "key").write_bytes(b"host")
-    copy = Mirror(upper, tmp_path / "copy")
+    copy = mirrored(upper, tmp_path / "copy")
     copy.bring_up()
     (upper / "deep/er/file").unlink()
     (upper / "deep/er").rmdir()
@@ -134,17 +159,17 @@ def test_a_link_that_takes_a_folders_place_leads_nowhere(upper: Path, tmp_path: 
 
 
 def test_what_comes_and_goes_beside_it_is_no_error_until_it_should_stand_still(
-    upper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    upper: Path, tmp_path: Path, mirrored: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Mirror._content
 
-    def vanishing(self: Mirror, source: int, target: int, name: bytes) -> None:
+    def vanishing(self: Mirror, source: int, target: int, name: bytes) -> Future[int] | None:
         if name == b"file":
             os.unlink(name, dir_fd=source)
-        right(self, source, target, name)
+        return right(self, source, target, name)
 
     monkeypatch.setattr(Mirror, "_content", vanishing)
-    copy = Mirror(upper, tmp_path / "copy")
+    copy = mirrored(upper, tmp_path / "copy")
     copy.bring_up()
     assert not (tmp_path / "copy/deep/er/file").exists()
     (upper / "deep/er/file").write_bytes(b"again")
@@ -152,6 +177,17 @@ def test_what_comes_and_goes_beside_it_is_no_error_until_it_should_stand_still(
         copy.bring_up(still=True)
 
 
-def test_it_ends_when_nobody_wants_it(upper: Path, tmp_path: Path) -> None:
+def test_it_ends_when_nobody_wants_it(upper: Path, tmp_path: Path, mirrored: Made) -> None:
     with pytest.raises(Cancelled):
-        Mirror(upper, tmp_path / "copy", lambda: True).bring_up()
+        mirrored(upper, tmp_path / "copy", lambda: True).bring_up()
+
+
+def test_a_copy_that_is_given_up_leaves_no_descriptor(
+    upper: Path, tmp_path: Path, mirrored: Made
+) -> None:
+    (upper / "large").write_bytes(bytes(mirror.COPY_BYTES * 2))
+    asked = iter([False] * 3)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Cancelled):
+        mirrored(upper, tmp_path / "copy", lambda: next(asked, True)).bring_up()
+    assert len(os.listdir("/proc/self/fd")) == before
