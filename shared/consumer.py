@@ -27,12 +27,11 @@ from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage
 from schemas.streams import Durable
 from shared.bus import Bus
 from shared.errors import Unavailable
+from shared.pulling import WAIT_S, Pull
 from shared.stored import dead_letter
 
 log = logging.getLogger(__name__)
 
-FETCH_S = 1.0
-"""A fetch without messages ends after this; a dead subscription shows by it."""
 REBUILD_S = 0.5
 BACKOFF_BASE_S = 0.1
 BACKOFF_MAX_S = 20.0
@@ -114,7 +113,7 @@ class BatchConsumer:
 
     async def check(self) -> None:
         """A health check: raises ``Unavailable`` when nothing was fetched of late."""
-        if time.monotonic() - self.last_fetch_at > FETCH_S * 10:
+        if time.monotonic() - self.last_fetch_at > WAIT_S * 10:
             raise Unavailable(f"consumer {self._name} is silent")
 
     async def _run(self) -> None:
@@ -134,23 +133,19 @@ class BatchConsumer:
                 await asyncio.sleep(REBUILD_S)
 
     async def _consume(self) -> None:
-        sub = await self._bus.js.pull_subscribe_bind(
-            durable=self._name, stream=self._durable.stream
-        )
+        stream = self._durable.stream
+        pull = Pull(self._bus.client, stream=stream, durable=self._name)
         silent = 0
         try:
-            await sub.consumer_info()  # binding asks nobody whether the durable is there
+            # nothing else says whether the durable is there
+            await self._bus.js.consumer_info(stream, self._name)
+            await pull.open()
             self.last_fetch_at = time.monotonic()
             while not self._closing:
-                try:
-                    messages = await sub.fetch(self._durable.batch, timeout=FETCH_S)
-                except TimeoutError:  # nats's own timeout is one too
-                    silent += 1
-                    if silent % 10 == 0:  # is it quiet, or is the durable gone?
-                        await sub.consumer_info()
-                    self.last_fetch_at = time.monotonic()
-                    continue
-                silent = 0
+                messages = await pull.next(self._durable.batch)
+                silent = 0 if messages else silent + 1
+                if silent and silent % 10 == 0:  # is it quiet, or is the durable gone?
+                    await self._bus.js.consumer_info(stream, self._name)
                 self.last_fetch_at = time.monotonic()
                 if messages:
                     if self._durable.linger_s and len(messages) < self._durable.batch:
@@ -160,7 +155,7 @@ class BatchConsumer:
             log.warning("durable %s does not exist (yet)", self._name)
         finally:
             with contextlib.suppress(NatsError):
-                await sub.unsubscribe()
+                await pull.close()
 
     async def _process(self, batch: list[Received]) -> None:
         try:
