@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,16 @@ from shared.blobs.layout import (
 from shared.errors import (
     CapacityExhausted,
     DeadlineExceeded,
+    DsecError,
     InvalidRequest,
     NotFound,
     Unavailable,
     Unsupported,
 )
 
+HEAD_BYTES, LIST_BYTES = 4 * 1024 * 1024, 64 * 1024
+"""Of metadata and chunk digests, before their sizes are known: most layers have no more, and
+their metadata then comes in one trip, before data competes with it."""
 PIECE_BYTES = 1024 * 1024
 PIECES = 8
 """Of metadata, fetched side by side; all are in memory at once."""
@@ -94,7 +98,15 @@ Here = asyncio.Future[None]
 Coming = Callable[[Known, Here], None]
 """Told of a layer whose metadata is being fetched; the future is done when that is here, and
 verified."""
-Begun = Callable[[], None]
+Head = asyncio.Task[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """What is asked for beside the manifest, which alone says how much there is."""
+
+    meta: Head
+    listed: Head
 
 
 class Catalog:
@@ -152,25 +164,37 @@ class Catalog:
             raise NotFound(message, cause="image", is_infra=True) from error
 
     async def _fetch(self, digest: str) -> Known:
-        manifest = await self._reader.fetch_manifest(digest)
+        heads = _Heads(
+            _begun(self._reader.fetch(digest, META_NAME, 0, HEAD_BYTES)),
+            _begun(self._reader.fetch(digest, CHUNKS_NAME, 0, LIST_BYTES)),
+        )
+        try:
+            return await self._described_by(await self._reader.fetch_manifest(digest), heads)
+        finally:
+            heads.meta.cancel()
+            heads.listed.cancel()
+
+    async def _described_by(self, manifest: LayerManifest, heads: _Heads) -> Known:
+        digest = manifest.digest
         _check(manifest, digest, self._settings.layers_meta_bytes_max)
         here: Here = asyncio.get_running_loop().create_future()
         here.add_done_callback(asyncio.Future.exception)
-        coming = partial(self._told_coming, self._described(manifest), here)
+        self._told_coming(self._described(manifest), here)
         try:
-            known = await self._whole(manifest, coming)
+            known = await self._whole(manifest, heads)
             here.set_result(None)
             return known
         finally:
             if not here.done():
                 here.set_exception(Unavailable(f"no metadata of layer {digest}", cause="image"))
 
-    async def _whole(self, manifest: LayerManifest, begun: Begun) -> Known:
+    async def _whole(self, manifest: LayerManifest, heads: _Heads) -> Known:
         digest = manifest.digest
         work = Path(tempfile.mkdtemp(dir=self._cache.root))
         try:
             tag, listed = await _together(
-                self._meta(manifest, work / META_NAME, begun), self._listed(manifest)
+                self._meta(manifest, work / META_NAME, heads.meta),
+                self._listed(manifest, heads.listed),
             )
             await self._chunk_digests(manifest, tag, listed, work / CHUNKS_NAME)
             (work / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
@@ -190,45 +214,45 @@ class Catalog:
             shutil.rmtree(folder)
         work.rename(folder)
 
-    async def _meta(self, manifest: LayerManifest, path: Path, begun: Begun) -> bytes:
+    async def _meta(self, manifest: LayerManifest, path: Path, head: Head | None) -> bytes:
         """Fetches the metadata image; returns the digest it has of the chunk digests."""
         self._cache.make_room(manifest.meta_bytes)
         for attempt in (1, 2):
             hasher = hashlib.sha256()
             path.unlink(missing_ok=True)
-            starts = range(0, manifest.meta_bytes, PIECE_BYTES)
+            start = 0
+            if head is not None:
+                there = await _of(head, min(HEAD_BYTES, manifest.meta_bytes))
+                await asyncio.to_thread(_append, path, [there], hasher)
+                start, head = len(there), None
+            starts = range(start, manifest.meta_bytes, PIECE_BYTES)
             for at in range(0, len(starts), PIECES):
-                await self._pieces(manifest, starts[at : at + PIECES], path, hasher, begun)
-                begun = _nothing
+                await self._pieces(manifest, starts[at : at + PIECES], path, hasher)
             if hasher.hexdigest() == manifest.digest:
                 return _device_tag(path)
             self._damaged(manifest.digest, "metadata", final=attempt == 2)
         raise AssertionError("unreachable")
 
     async def _pieces(
-        self, manifest: LayerManifest, starts: range, path: Path, hasher: hashlib._Hash,
-        begun: Begun,
-    ) -> None:  # fmt: skip
-        """Some of the metadata's pieces, fetched side by side. ``begun`` is told as soon as
-        they are first in line: what waits for the metadata comes behind it."""
+        self, manifest: LayerManifest, starts: range, path: Path, hasher: hashlib._Hash
+    ) -> None:
+        """Some of the metadata's pieces, fetched side by side."""
         digest, size = manifest.digest, manifest.meta_bytes
         pieces = await _together(
             *(
                 self._reader.fetch(digest, META_NAME, start, min(PIECE_BYTES, size - start))
                 for start in starts
-            ),
-            begun=begun,
+            )
         )
         await asyncio.to_thread(_append, path, pieces, hasher)
 
-    async def _listed(self, manifest: LayerManifest) -> bytes:
+    async def _listed(self, manifest: LayerManifest, head: Head | None = None) -> bytes:
         """The digests of the data's chunks, whatever they are."""
-        count = -(-manifest.data_bytes // DATA_CHUNK_BYTES)
-        if not count:
-            return b""
-        return await self._reader.fetch(
-            manifest.digest, CHUNKS_NAME, 0, count * CHUNK_DIGEST_BYTES
-        )
+        size = -(-manifest.data_bytes // DATA_CHUNK_BYTES) * CHUNK_DIGEST_BYTES
+        there = await _of(head, size) if head is not None else b""
+        if len(there) == size:
+            return there
+        return await self._reader.fetch(manifest.digest, CHUNKS_NAME, 0, size)
 
     async def _chunk_digests(
         self, manifest: LayerManifest, tag: bytes, listed: bytes, path: Path
@@ -269,16 +293,25 @@ class Catalog:
         )  # fmt: skip
 
 
-def _nothing() -> None: ...
+def _begun(fetch: Coroutine[Any, Any, bytes]) -> Head:
+    head = asyncio.create_task(fetch)
+    head.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return head
 
 
-async def _together(
-    *fetches: Coroutine[Any, Any, bytes], begun: Begun = _nothing
-) -> list[bytes]:
+async def _of(head: Head, size: int) -> bytes:
+    """Its ``size`` bytes; none where it did not come whole: it is asked for again then."""
+    try:
+        there = await head if size else b""
+    except DsecError:
+        return b""
+    return there[:size] if len(there) >= size else b""
+
+
+async def _together(*fetches: Coroutine[Any, Any, bytes]) -> list[bytes]:
     """What all of them come to, side by side: each costs a trip to the store. The first
     error ends the others."""
     tasks = [asyncio.create_task(fetch) for fetch in fetches]
-    begun()
     try:
         return await asyncio.gather(*tasks)
     finally:
