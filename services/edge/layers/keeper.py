@@ -37,11 +37,11 @@ END_S = 2.0
 TAKE_OVER_S = 5.0
 MALLOC = ":".join(
     f"glibc.malloc.{name}"
-    for name in ("hugetlb=1", "arena_max=1", "mmap_threshold=33554432", "trim_threshold=134217728")
+    for name in ("arena_max=1", "mmap_threshold=33554432", "trim_threshold=268435456")
 )
-"""How the worker's memory is had: what is fetched goes through pieces of a MiB, and with the
-library's own rules a quarter of the worker's time would be the kernel's, for pages that are
-given back and had again. Large pages, kept: bounded by what the settings let be in memory."""
+"""The worker keeps memory that it had: what is fetched goes through pieces of a MiB, and by the
+C library's own rules pages would be given back and had again for each, a quarter of the worker's
+time. How much there can be is bounded by its settings."""
 
 
 @dataclass(frozen=True, slots=True)

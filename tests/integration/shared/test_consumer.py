@@ -11,6 +11,7 @@ import pytest
 from schemas.base import BadMessage, decode
 from schemas.bus import DeadLetter
 from schemas.subjects import dlq
+from shared import pulling
 from shared.bus import Bus
 from shared.consumer import BACKOFF_MAX_S, BatchConsumer, backoff_s
 from shared.errors import Conflict, Unavailable
@@ -75,6 +76,41 @@ async def test_no_message_falls_between_two_fetches(bus: Bus) -> None:
         late.append(time.monotonic() - began)
     assert set(recorder.attempts.values()) == {1}, "none came a second time after ack_wait"
     await consumer.close()
+
+
+async def test_nothing_that_was_asked_for_is_forgotten(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that nobody waits for any more would get a later message, and who asks
+    next would wait for its end."""
+    monkeypatch.setattr(pulling, "WAIT_S", 0.02)
+    durable = await make_durable(bus)
+    pull = pulling.Pull(bus.client, stream=durable.stream, durable=durable.name)
+    await pull.open()
+
+    async def waiting() -> int | None:
+        return (await bus.js.consumer_info(durable.stream, durable.name)).num_waiting
+
+    for number in range(20):
+        assert await pull.next(10) == []
+        assert not await waiting()
+        await bus.store(messages(durable, [f"m{number}"]))
+        (found,) = await pull.next(10)
+        assert (found.data, await waiting()) == (b"m%d" % number, 0)
+        await found.ack()
+    await bus.store(messages(durable, numbered(3, "n")))
+    coming = asyncio.create_task(pull.next(2))
+    assert [len(await coming), len(await pull.next(2))] == [2, 1]
+    await pull.close()
+
+
+async def test_a_durable_that_is_not_there_is_an_outage(bus: Bus) -> None:
+    durable = await make_durable(bus)
+    pull = pulling.Pull(bus.client, stream=durable.stream, durable="nobody")
+    await pull.open()
+    with pytest.raises(Unavailable):
+        await pull.next(10)
+    await pull.close()
 
 
 async def test_a_poison_message_delays_only_itself_and_ends_as_a_dead_letter(bus: Bus) -> None:
