@@ -34,6 +34,8 @@ WARM_PIECES, PIECE_BYTES = 24, 2 * 1024 * 1024
 """Memory that the worker begins with, in pieces that its library keeps when they are free: on a
 virtual machine pages that nobody had before cost far more than those that somebody had, and who
 starts a program should not pay for them."""
+NOBODY = "0" * 64
+"""The digest of no layer."""
 HANDED_OVER_S = 0.05
 """For the answer that hands over to leave."""
 
@@ -44,7 +46,7 @@ class Worker:
     def __init__(self, settings: Settings, stop: asyncio.Event) -> None:
         self._settings, self._stop = settings, stop
         self._keeper_gone = False
-        reader = open_store(
+        self._reader = reader = open_store(
             settings, retries=settings.layers_request_retries, request_s=settings.layers_request_s
         )
         self.faults = Faults()
@@ -75,6 +77,7 @@ class Worker:
         if self._settings.health_port:
             await health.serve(self._settings.health_port)
         self.server.start()
+        acquainting = asyncio.create_task(self._acquaint())
         questions = Control(self._settings.root, self.answer)
         if self._settings.layers_keeper_fd >= 0:
             loop.add_reader(self._settings.layers_keeper_fd, self._alone)
@@ -82,11 +85,17 @@ class Worker:
             await self._stop.wait()
         finally:
             self.server.stop()
-            for task in self._prefetching.values():
+            for task in (acquainting, *self._prefetching.values()):
                 task.cancel()
             await questions.close()
             await self.chunks.close()
             await health.close()
+
+    async def _acquaint(self) -> None:
+        """Asks the store for nothing: the first layer need not wait for names, credentials
+        and a connection."""
+        with contextlib.suppress(DsecError):
+            await self._reader.fetch_manifest(NOBODY)
 
     async def _check(self) -> None:
         if self._stop.is_set():

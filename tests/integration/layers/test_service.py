@@ -339,4 +339,4 @@ def test_a_layer_asked_for_by_many_at_once_is_fetched_once(node: Node) -> None:
     for thread in threads:
         thread.join(WAIT_S)
     assert len(results) == 10 and len(set(results)) == 1
-    assert node.proxy.connections - before <= 3
+    assert node.proxy.connections - before <= 4  # with the worker's first
