@@ -29,6 +29,8 @@ ANSWER_S = 1.0
 """For the server to say that a request is over."""
 PAUSE_S = 0.1
 """After a request that the server does not take."""
+PENDING_BYTES = 256 * 1024 * 1024
+"""Of one batch; what is more would be dropped, and come again."""
 _OVER = ("404", "408")  # nothing there; nothing came in time
 _NOT_TAKEN = "409"
 
@@ -45,7 +47,9 @@ class Pull:
         self._answers: Subscription | None = None
 
     async def open(self) -> None:
-        self._answers = await self._client.subscribe(f"{self._inbox}.*")
+        self._answers = await self._client.subscribe(
+            f"{self._inbox}.*", pending_bytes_limit=PENDING_BYTES
+        )
 
     async def close(self) -> None:
         if self._answers is not None:

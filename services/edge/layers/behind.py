@@ -40,12 +40,16 @@ class Behind:
         if key not in self._waiting:
             self._waiting[key] = data
             self._bytes += len(data)
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._run(), name="chunks to disk")
+        self._begin()
         while self._bytes > self._bytes_max:
+            self._begin()
             self._hurry.set()
             self._less.clear()
             await self._less.wait()
+
+    def _begin(self) -> None:
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._run(), name="chunks to disk")
 
     async def flush(self) -> None:
         """Returns when what waits now is written, or was refused."""

@@ -213,6 +213,7 @@ class Catalog:
         if folder.exists():
             shutil.rmtree(folder)
         work.rename(folder)
+        _digests.cache_clear()  # it may be there anew because its list was damaged
 
     async def _meta(self, manifest: LayerManifest, path: Path, head: Head | None) -> bytes:
         """Fetches the metadata image; returns the digest it has of the chunk digests."""
