@@ -47,7 +47,7 @@ from services.edge.supervisor import Supervisor
 from services.edge.trail import Trail
 from services.edge.verbs import VERBS, Verb
 from shared import ids, quick, telemetry
-from shared.bus import HEADER_BYTES, Bus
+from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import (
     Conflict,
@@ -305,7 +305,7 @@ class Door:
             error = error or Internal("the sandbox's answer holds text that is not UTF-8")
             reply = verb.reply(op_id=op.op_id, error=to_wire(Internal(error.message)))
             final = encode(reply)
-        limit = self._payload_limit()
+        limit = self._link.payload_limit()
         if len(final) > limit:
             text = f"the answer of {len(final)} bytes is over the bus's limit of {limit}"
             error = InvalidRequest(text, field="payload")
@@ -319,22 +319,26 @@ class Door:
         op.orders.end()
         op.task = None
         self._room.leave(op.call)
-        changes, done = self._outcome(op, error, reply, final)
+        ended_at = self._clock.now()
         if op.begun and not did_not_begin(error):
             self._finished.put(key, op)
+            if not self._running:  # the answer leaves before it is written down
+                await asyncio.sleep(0)  # for the transport,
+                await asyncio.sleep(0)  # then for the system
+        changes, done = self._outcome(op, error, reply, (final, ended_at))
         self._record(op.call, body, error, changes, done)
 
     def _outcome(
-        self, op: Operation, error: DsecError | None, reply: Any, final: bytes
+        self, op: Operation, error: DsecError | None, reply: Any, end: tuple[bytes, float]
     ) -> tuple[list[records.Change], Done]:
-        """What the journal keeps of its end. One that is left, or was found again, goes on:
-        whoever asks again follows it."""
+        """What the journal keeps of its end (final reply, time). One that is left, or was
+        found again, goes on: whoever asks again follows it."""
         if not op.claimed or (did_not_begin(error) and (op.left or op.resumed)):
             return [], None
-        kept, now = recorded(op, reply, final), self._clock.now()
-        self._trail.ended(op, kept, now)
-        end = self._execs.dropped if did_not_begin(error) else self._execs.ended
-        return end(op.call.uid, op.op_id, kept, now)
+        kept, at = recorded(op, reply, end[0]), end[1]
+        self._trail.ended(op, kept, at)
+        keep = self._execs.dropped if did_not_begin(error) else self._execs.ended
+        return keep(op.call.uid, op.op_id, kept, at)
 
     def _refuse(self, call: Call, verb: Verb, msg: Msg, error: DsecError) -> None:
         op_id = msg.reply.rpartition(".")[2]
@@ -369,12 +373,6 @@ class Door:
             await quick.send(self._link.bus.client, subject, data, headers)
         except (Unavailable, NatsError) as exc:
             log.debug("a frame is lost: %r", exc)
-
-    def _payload_limit(self) -> int:
-        try:
-            return int(self._link.bus.client.max_payload) - HEADER_BYTES
-        except Unavailable:
-            return 1 << 20
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)

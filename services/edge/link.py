@@ -5,7 +5,7 @@ Owns: which :class:`Bus` is the present one. Does not own: making it (app).
 
 from __future__ import annotations
 
-from shared.bus import Bus
+from shared.bus import HEADER_BYTES, Bus
 from shared.errors import Unavailable
 
 
@@ -21,6 +21,10 @@ class Link:
         if self._bus is None:
             raise Unavailable("bus: not connected")
         return self._bus
+
+    def payload_limit(self) -> int:
+        """Bytes of the largest message beside its headers."""
+        return (1 << 20) if self._bus is None else int(self._bus.client.max_payload) - HEADER_BYTES
 
     def set(self, bus: Bus | None) -> None:
         """There is a new one, or none."""

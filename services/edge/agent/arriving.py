@@ -40,7 +40,7 @@ class Arriving:
 
     def put(self, type_: int, value: Any) -> None:
         self.events.append((type_, value))
-        self._waiter = _woken(self._waiter)
+        _wake(self._waiter)
 
     def put_data(self, payload: bytes) -> None:
         """Raises :class:`ProtocolError` when the agent sends more than its credit, or
@@ -84,7 +84,7 @@ class Arriving:
 
     def look_at_credit(self) -> None:
         """Whoever waits for more credit goes on."""
-        self._credit_waiter = _woken(self._credit_waiter)
+        _wake(self._credit_waiter)
 
     async def credit(self) -> None:
         """Returns when there is more, or nobody left to give it. For one at a time."""
@@ -105,7 +105,7 @@ class Arriving:
         return type_, value
 
 
-def _woken(waiter: asyncio.Future[None] | None) -> None:
+def _wake(waiter: asyncio.Future[None] | None) -> None:
     if waiter is not None and not waiter.done():
         waiter.set_result(None)
 
