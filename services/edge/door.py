@@ -319,26 +319,24 @@ class Door:
         op.orders.end()
         op.task = None
         self._room.leave(op.call)
-        ended_at = self._clock.now()
         if op.begun and not did_not_begin(error):
             self._finished.put(key, op)
-            if not self._running:  # the answer leaves before it is written down
-                await asyncio.sleep(0)  # for the transport,
-                await asyncio.sleep(0)  # then for the system
-        changes, done = self._outcome(op, error, reply, (final, ended_at))
+        if not self._running:  # the answer leaves before it is written down
+            self._link.flush()
+        changes, done = self._outcome(op, error, reply, final)
         self._record(op.call, body, error, changes, done)
 
     def _outcome(
-        self, op: Operation, error: DsecError | None, reply: Any, end: tuple[bytes, float]
+        self, op: Operation, error: DsecError | None, reply: Any, final: bytes
     ) -> tuple[list[records.Change], Done]:
-        """What the journal keeps of its end (final reply, time). One that is left, or was
-        found again, goes on: whoever asks again follows it."""
+        """What the journal keeps of its end. One that is left, or was found again, goes on:
+        whoever asks again follows it."""
         if not op.claimed or (did_not_begin(error) and (op.left or op.resumed)):
             return [], None
-        kept, at = recorded(op, reply, end[0]), end[1]
-        self._trail.ended(op, kept, at)
-        keep = self._execs.dropped if did_not_begin(error) else self._execs.ended
-        return keep(op.call.uid, op.op_id, kept, at)
+        kept, now = recorded(op, reply, final), self._clock.now()
+        self._trail.ended(op, kept, now)
+        end = self._execs.dropped if did_not_begin(error) else self._execs.ended
+        return end(op.call.uid, op.op_id, kept, now)
 
     def _refuse(self, call: Call, verb: Verb, msg: Msg, error: DsecError) -> None:
         op_id = msg.reply.rpartition(".")[2]

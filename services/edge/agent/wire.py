@@ -288,10 +288,11 @@ class Fields:
         return tag in self._values or tag in self._numbers
 
     def number(self, tag: int, otherwise: int = 0) -> int:
+        number = self._numbers.get(tag)
+        if number is not None:
+            return number
         raw = self._values.get(tag)
-        if raw is not None:
-            return int.from_bytes(raw[:8], "little")
-        return self._numbers.get(tag, otherwise)
+        return otherwise if raw is None else int.from_bytes(raw[:8], "little")
 
     def text(self, tag: int, otherwise: str = "") -> str:
         """Bytes that are not UTF-8 become lone surrogates (paths), see :func:`field`."""
