@@ -86,7 +86,7 @@ def publish(client: Client, subject: str, data: bytes, *, reply: str = "") -> bo
         return False
     pending = client._pending
     if not pending:  # else somebody writes it this turn
-        asyncio.get_running_loop().call_soon(_write, client)
+        asyncio.get_running_loop().call_soon(flush, client)
     made = command.pub_cmd(subject, reply, data)
     pending.append(made)
     client._pending_data_size += len(made)
@@ -138,8 +138,9 @@ def _has_room(client: Client) -> bool:
     return writer is not None and writer.transport.get_write_buffer_size() < BUFFERED_BYTES
 
 
-def _write(client: Client) -> None:
-    """What is left where the connection is lost meanwhile is sent by the next one."""
+def flush(client: Client) -> None:
+    """Writes what was published. What is left where the connection is lost meanwhile is sent
+    by the next one."""
     if client._pending and client.is_connected and client._transport is not None:
         client._transport.writelines(client._pending)
         client._pending = []

@@ -36,7 +36,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def size(self) -> int:
         """Bytes, about."""
-        return len(memoryview(self.request)) + len(memoryview(self.reply)) + 300
+        reply = 0 if self.reply is NONE else len(memoryview(self.reply))
+        return len(memoryview(self.request)) + reply + 300
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):

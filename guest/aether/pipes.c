@@ -14,7 +14,7 @@ static int pipe_for(struct outstream *s, int *write_end, bool big)
         return -1;
     if (big)
         fcntl(p[0], F_SETPIPE_SZ, FILE_PIPE);
-    set_nonblock(p[0]);
+    fcntl(p[0], F_SETFL, O_RDONLY | O_NONBLOCK); /* the command's end stays as it is */
     s->fd = p[0];
     *write_end = p[1];
     return 0;

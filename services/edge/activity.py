@@ -48,7 +48,8 @@ class Activity:
     def leave(self, key: object) -> None:
         """The operation has ended."""
         self._busy.pop(key, None)
-        self._left.set()
+        if not self._left.is_set():
+            self._left.set()
         self.touch()
 
     def abort(self, error: DsecError, *, spare: str | None = None) -> None:

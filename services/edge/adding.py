@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -18,9 +19,9 @@ from services.edge.records import OUTBOX, WHOLE, Change
 
 ADDING = frozenset({WHOLE, OUTBOX})
 """Statements that add a row each, and that commute."""
-ROWS = 16
-"""Rows that one statement adds, where there are so many: of one row or of these, so that
-SQLite knows both forms from before."""
+ROWS = (64, 16, 4, 1)
+"""Rows that one statement adds, the largest number first that there are: few forms, so
+that SQLite knows each from before."""
 
 Row = tuple[Any, ...]
 
@@ -39,13 +40,17 @@ def apply(db: sqlite3.Connection, changes: Sequence[Change]) -> None:
 
 def together(statement: str, rows: Sequence[Row]) -> Iterator[Change]:
     """The changes that add ``rows`` by one of ``ADDING``."""
-    full = len(rows) - len(rows) % ROWS
+    at = 0
+    for size in ROWS:
+        while len(rows) - at >= size:
+            yield _of_many(statement, size), tuple(chain.from_iterable(rows[at : at + size]))
+            at += size
+
+
+@cache
+def _of_many(statement: str, size: int) -> str:
     head, values, marks = statement.rpartition("values ")
-    many = f"{head}{values}{','.join([marks] * ROWS)}"
-    for at in range(0, full, ROWS):
-        yield many, tuple(chain.from_iterable(rows[at : at + ROWS]))
-    for row in rows[full:]:
-        yield statement, row
+    return f"{head}{values}{','.join([marks] * size)}"
 
 
 def _add(db: sqlite3.Connection, rows: dict[str, list[Row]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import get_args
 
 import msgspec
@@ -21,6 +22,9 @@ USES = frozenset({"i", "f", "s", "z"})
 """Frames by which a client uses what runs in a sandbox: a paused one goes on."""
 _TOKENS = 8
 COUNT_DIGITS_MAX = 20
+SUBJECTS = 4_096
+"""Whose parts are remembered: a client sends thousands of messages to the same few."""
+_WILD = frozenset({"*", ">", ""})
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -33,6 +37,7 @@ class Call(msgspec.Struct, frozen=True):
     principal: str
 
 
+@lru_cache(maxsize=SUBJECTS)
 def parse(subject: str) -> Call | None:
     """The parts of ``dsec.exec.v1.<project>.<node>.<uid>.<verb>.<principal>``; ``None``
     for anything else."""
@@ -46,10 +51,14 @@ def parse(subject: str) -> Call | None:
 
 def may_reply(call: Call, reply: str) -> bool:
     """Whether answers may go to ``reply``: only to the caller's own subjects."""
-    parts = reply.split(".")
-    prefix = ["dsec", "out", "v1", call.node, call.principal]
-    wild = {"*", ">", ""}
-    return parts[:5] == prefix and len(parts) == 7 and not wild.intersection(parts)
+    prefix = f"dsec.out.v1.{call.node}.{call.principal}."
+    connection, _, operation = reply[len(prefix) :].partition(".")
+    return (
+        reply.startswith(prefix)
+        and connection not in _WILD
+        and operation not in _WILD
+        and "." not in operation
+    )
 
 
 def holder(call: Call, headers: Mapping[str, str]) -> str:

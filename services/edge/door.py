@@ -47,7 +47,7 @@ from services.edge.supervisor import Supervisor
 from services.edge.trail import Trail
 from services.edge.verbs import VERBS, Verb
 from shared import ids, quick, telemetry
-from shared.bus import HEADER_BYTES, Bus
+from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import (
     Conflict,
@@ -305,7 +305,7 @@ class Door:
             error = error or Internal("the sandbox's answer holds text that is not UTF-8")
             reply = verb.reply(op_id=op.op_id, error=to_wire(Internal(error.message)))
             final = encode(reply)
-        limit = self._payload_limit()
+        limit = self._link.payload_limit()
         if len(final) > limit:
             text = f"the answer of {len(final)} bytes is over the bus's limit of {limit}"
             error = InvalidRequest(text, field="payload")
@@ -319,9 +319,11 @@ class Door:
         op.orders.end()
         op.task = None
         self._room.leave(op.call)
-        changes, done = self._outcome(op, error, reply, final)
         if op.begun and not did_not_begin(error):
             self._finished.put(key, op)
+        if not self._running:  # the answer leaves before it is written down
+            self._link.flush()
+        changes, done = self._outcome(op, error, reply, final)
         self._record(op.call, body, error, changes, done)
 
     def _outcome(
@@ -370,14 +372,8 @@ class Door:
         except (Unavailable, NatsError) as exc:
             log.debug("a frame is lost: %r", exc)
 
-    def _payload_limit(self) -> int:
-        try:
-            return int(self._link.bus.client.max_payload) - HEADER_BYTES
-        except Unavailable:
-            return 1 << 20
-
     def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

@@ -27,6 +27,8 @@ _WITH_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace"})
 
 def noted(argv: Sequence[str] | None, shell: str | None) -> list[str]:
     """The bare forms of what is worth a word in one command, each once."""
+    if "git" not in (shell or "") and not any("git" in word for word in argv or ()):
+        return []  # nearly every command
     found: dict[str, None] = {}
     for words in _calls(argv, shell):
         if (form := _form(words)) is not None:

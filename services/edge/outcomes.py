@@ -41,7 +41,7 @@ def unknown(text: str) -> Internal:
 
 def did_not_begin(error: DsecError | None) -> bool:
     """Whether the same operation may be tried again."""
-    return isinstance(error, Unavailable | CapacityExhausted)
+    return error is not None and isinstance(error, (Unavailable, CapacityExhausted))
 
 
 def count(counts: Counter[str], op: Operation, error: DsecError | None) -> None:

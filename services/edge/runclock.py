@@ -32,6 +32,8 @@ class RunClock:
 
     def now(self) -> float:
         """Seconds that do not count paused time; only differences mean something."""
+        if self._stopped_at is None:
+            return self._monotonic() - self._stood_s
         return self._monotonic() - self.stood_s()
 
     def stop(self) -> None:

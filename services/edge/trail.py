@@ -73,7 +73,7 @@ class Trail:
         self._output_bytes = output_bytes
         self._request_bytes = request_bytes
         self._on = on
-        self._waiting: dict[Key, Record] = {}
+        self._waiting: dict[Key, tuple[Record, int]] = {}  # and its size
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._wake.set()
@@ -156,14 +156,15 @@ class Trail:
             self._behind = True
             self._drop(key)  # the journal has a newer one, or will
             return
-        before = self._waiting.get(key)
-        self._waiting_bytes += record.size - (before.size if before else 0)
-        self._waiting[key] = record
-        self._wake.set()
+        size, before = record.size, self._waiting.get(key)
+        self._waiting_bytes += size - (before[1] if before else 0)
+        self._waiting[key] = record, size
+        if not self._wake.is_set():
+            self._wake.set()
 
     def _drop(self, key: Key) -> None:
-        if (record := self._waiting.pop(key, None)) is not None:
-            self._waiting_bytes -= record.size
+        if (found := self._waiting.pop(key, None)) is not None:
+            self._waiting_bytes -= found[1]
 
     # -- telling ----------------------------------------------------------------------
 
@@ -211,14 +212,15 @@ class Trail:
                 if keys:
                     self._journal.post(*records.told(told_to, keys))
             for record in batch:
-                if self._waiting.get((record.uid, record.seq)) is record:
-                    self._drop((record.uid, record.seq))
+                key = record.uid, record.seq
+                if (found := self._waiting.get(key)) is not None and found[0] is record:
+                    self._drop(key)
 
     def _batch(self) -> list[Record]:
         batch: list[Record] = []
         left = BATCH_BYTES
-        for record in self._waiting.values():
-            left -= record.size
+        for record, size in self._waiting.values():
+            left -= size
             if batch and (left < 0 or len(batch) == BATCH):
                 break
             batch.append(record)

@@ -28,19 +28,19 @@ class Arriving:
         self.id = op_id
         self.events: deque[tuple[int, Any]] = deque()
         self._growing: dict[int, bytearray] = {}  # by stream, the newest that waits
-        self.ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self.held_bytes = 0
         self.output_bytes = 0
         self.consumed = {wire.STDOUT: 0, wire.STDERR: 0}  # without credit for it
         self.stdin_credit = wire.WINDOW_BYTES
-        self.credit_changed = asyncio.Event()
+        self._credit_waiter: asyncio.Future[None] | None = None
         self.ended = False
         self.on_note: OnNote | None = None
-        self._noted: set[int] = set()
+        self._noted: set[int] | frozenset[int] = frozenset()
 
     def put(self, type_: int, value: Any) -> None:
         self.events.append((type_, value))
-        self.ready.set()
+        _wake(self._waiter)
 
     def put_data(self, payload: bytes) -> None:
         """Raises :class:`ProtocolError` when the agent sends more than its credit, or
@@ -72,7 +72,7 @@ class Arriving:
         """Raises :class:`ProtocolError` for one that comes twice, late or unasked."""
         if self.ended or self.on_note is None or type_ in self._noted:
             raise ProtocolError(f"a frame of type {type_}")
-        self._noted.add(type_)
+        self._noted |= {type_}
         self.put(type_, None)
 
     def add_credit(self, payload: bytes) -> None:
@@ -80,12 +80,22 @@ class Arriving:
         self.stdin_credit += int.from_bytes(payload[1:], "little")
         if payload[0] != wire.STDIN or self.stdin_credit > wire.WINDOW_BYTES:
             raise ProtocolError("more credit than a window")
-        self.credit_changed.set()
+        self.look_at_credit()
+
+    def look_at_credit(self) -> None:
+        """Whoever waits for more credit goes on."""
+        _wake(self._credit_waiter)
+
+    async def credit(self) -> None:
+        """Returns when there is more, or nobody left to give it. For one at a time."""
+        self._credit_waiter = asyncio.get_running_loop().create_future()
+        await self._credit_waiter
 
     async def next(self) -> tuple[int, Any]:
+        """What arrived next. For one at a time."""
         while not self.events:
-            self.ready.clear()
-            await self.ready.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         type_, value = self.events.popleft()
         if type_ == Msg.DATA:
             self.held_bytes -= len(value) - 1
@@ -93,6 +103,11 @@ class Arriving:
             if self._growing.get(stream) is value:
                 del self._growing[stream]
         return type_, value
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 def data_of(payload: bytes) -> bytes:

@@ -139,7 +139,7 @@ class AgentClient(asyncio.BufferedProtocol):
         error = Unavailable("the connection to the sandbox's agent ended")
         for op in self._ops.values():
             op.put(Msg.ERROR, error)
-            op.credit_changed.set()
+            op.look_at_credit()
         if self._on_lost is not None:
             self._on_lost()
 
@@ -147,7 +147,9 @@ class AgentClient(asyncio.BufferedProtocol):
         op = self._ops.get(got.op_id)
         if op is None:
             return
-        if got.type == Msg.DATA and got.payload:
+        if got.type == Msg.RESULT:
+            op.put_end(Msg.RESULT, Fields(got.payload))
+        elif got.type == Msg.DATA and got.payload:
             op.put_data(got.payload)
         elif got.type == Msg.CREDIT and len(got.payload) == 5:
             op.add_credit(got.payload)
@@ -156,8 +158,6 @@ class AgentClient(asyncio.BufferedProtocol):
         elif got.type == Msg.LISTING:
             records = wire.split_records(got.payload, Tag.OP_ID)
             op.put_end(Msg.LISTING, [listed(r) for r in records])
-        elif got.type == Msg.RESULT:
-            op.put_end(Msg.RESULT, Fields(got.payload))
         elif got.type in NOTES:
             op.put_note(got.type)
         else:
@@ -172,7 +172,8 @@ class AgentClient(asyncio.BufferedProtocol):
 
     async def _send_in_turn(self, type_: int, op_id: int, payload: bytes = b"") -> None:
         """As :meth:`_send`, once there is room."""
-        await self._until_room()
+        if not self._room.is_set():
+            await self._room.wait()
         self._send(type_, op_id, payload)
 
     async def _until_room(self) -> None:
@@ -356,8 +357,7 @@ class AgentClient(asyncio.BufferedProtocol):
                 for at in range(0, len(view), wire.CHUNK_BYTES):
                     piece = view[at : at + wire.CHUNK_BYTES]
                     while op.stdin_credit < len(piece):
-                        op.credit_changed.clear()
-                        await op.credit_changed.wait()
+                        await op.credit()
                         if self.lost:
                             return
                     op.stdin_credit -= len(piece)

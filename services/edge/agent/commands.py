@@ -11,6 +11,7 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from services.edge.agent import wire
 from services.edge.agent.client import AgentClient, Control, started
@@ -49,12 +50,11 @@ def exec_payload(spec: ExecSpec, defaults: Defaults) -> bytes:
         raise InvalidRequest("exactly one of argv and shell is given", field="argv")
     parts = [
         wire.field(Tag.KEY, spec.op_id),
-        wire.field(Tag.USER, spec.user or defaults.user),
-        wire.field(Tag.CWD, spec.cwd or defaults.cwd),
-        wire.field(Tag.LIMIT, max(0, spec.output_limit_bytes)),
-        wire.field(Tag.MERGE, int(spec.merge)),
-        wire.field(Tag.STDIN, int(spec.stdin)),
-    ]
+        _way(
+            spec.user or defaults.user, spec.cwd or defaults.cwd,
+            max(0, spec.output_limit_bytes), spec.merge, spec.stdin,
+        ),
+    ]  # fmt: skip
     if spec.timeout_s is not None:
         parts.append(wire.field(Tag.TIMEOUT_NS, max(1, int(spec.timeout_s * 1e9))))
     if spec.idle_timeout_s is not None:
@@ -77,6 +77,17 @@ def exec_payload(spec: ExecSpec, defaults: Defaults) -> bytes:
             field="shell" if spec.shell is not None else "argv",
         )
     return payload
+
+
+@lru_cache(maxsize=128)
+def _way(user: str, cwd: str, limit: int, merge: bool, stdin: bool) -> bytes:
+    """How to run it: nearly all commands of a node are run in a few ways."""
+    return b"".join(
+        (
+            wire.field(Tag.USER, user), wire.field(Tag.CWD, cwd), wire.field(Tag.LIMIT, limit),
+            wire.field(Tag.MERGE, int(merge)), wire.field(Tag.STDIN, int(stdin)),
+        )
+    )  # fmt: skip
 
 
 def _terminal(spec: ExecSpec, size: Resize) -> list[bytes]:

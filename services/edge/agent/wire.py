@@ -23,6 +23,9 @@ CHUNK_BYTES = 128 * 1024
 _HEAD = struct.Struct("<IBI")
 _FIELD = struct.Struct("<BI")
 _U64 = struct.Struct("<Q")
+_NUMBER_BYTES = 13  # of a field with a number
+_ROWS = [struct.Struct("<" + "BIQ" * count) for count in range(17)]
+_SIZES = [(8,) * count for count in range(17)]
 
 
 class Msg(IntEnum):
@@ -214,10 +217,10 @@ class FrameDecoder:
 def field(tag: int, value: bytes | str | int) -> bytes:
     """One field; numbers are unsigned 64-bit, text is UTF-8 (lone surrogates are the
     raw bytes they stand for)."""
-    if isinstance(value, int):
-        raw = _U64.pack(value)
-    elif isinstance(value, str):
+    if isinstance(value, str):
         raw = value.encode("utf-8", "surrogateescape")
+    elif isinstance(value, int):
+        raw = _U64.pack(value)
     else:
         raw = value
     return _FIELD.pack(tag, len(raw)) + raw
@@ -271,25 +274,45 @@ def split_entries(payload: bytes) -> Iterator[Fields]:
 class Fields:
     """A parsed payload, last value of each tag."""
 
+    __slots__ = ("_numbers", "_values")
+
     def __init__(self, payload: bytes) -> None:
-        self._values = dict(parse_fields(payload))
+        self._numbers = _all_numbers(payload)
+        self._values = {} if self._numbers else dict(parse_fields(payload))
+
+    def _raw(self, tag: int) -> bytes | None:
+        number = self._numbers.get(tag)
+        return self._values.get(tag) if number is None else _U64.pack(number)
 
     def __contains__(self, tag: int) -> bool:
-        return tag in self._values
+        return tag in self._values or tag in self._numbers
 
     def number(self, tag: int, otherwise: int = 0) -> int:
+        number = self._numbers.get(tag)
+        if number is not None:
+            return number
         raw = self._values.get(tag)
         return otherwise if raw is None else int.from_bytes(raw[:8], "little")
 
     def text(self, tag: int, otherwise: str = "") -> str:
         """Bytes that are not UTF-8 become lone surrogates (paths), see :func:`field`."""
-        raw = self._values.get(tag)
+        raw = self._raw(tag)
         return otherwise if raw is None else raw.decode("utf-8", "surrogateescape")
 
     def shown(self, tag: int, most: int) -> str:
         """Text to be shown: at most ``most`` characters, bytes that are not UTF-8 as U+FFFD."""
-        raw = self._values.get(tag, b"")[: 4 * most]
+        raw = (self._raw(tag) or b"")[: 4 * most]
         return raw.decode("utf-8", "replace")[:most]
+
+
+def _all_numbers(payload: bytes) -> dict[int, int]:
+    """The fields of a payload whose fields all have 8 bytes, as a command's result has
+    them, taken apart at once; nothing of any other."""
+    count, rest = divmod(len(payload), _NUMBER_BYTES)
+    if rest or count >= len(_ROWS):
+        return {}
+    row = _ROWS[count].unpack(payload)
+    return dict(zip(row[::3], row[2::3], strict=True)) if row[1::3] == _SIZES[count] else {}
 
 
 def split_records(payload: bytes, first: int) -> Iterator[Fields]:
