@@ -43,7 +43,7 @@ from services.edge.drivers.base import (
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.capturing import Capturing
 from services.edge.drivers.container.deaths import Deaths, Sandbox, why
-from services.edge.drivers.container.enforcing import Enforcing, target_of
+from services.edge.drivers.container.enforcing import Enforcing, target_of, together
 from services.edge.drivers.container.engine import Engine
 from services.edge.drivers.container.files import FilesOfAgent
 from services.edge.drivers.container.folders import DISK, disk_of
@@ -204,16 +204,17 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
                 lambda: self._disks.make(folder, room_of(spec)), undo=Disk.close
             )
             data = _data(warm, spec, disk)
-            await self.shells.thread(lambda: folders.note(folder, data))
+            guards = await self.shells.thread(lambda: self._noted(folder, data, plan))
+            going = asyncio.Event()
             above = [self._capturing.folder(id) for id in spec.captures]
             root = Root(spec.layers, disk.upper, above)
-            guards = await self.shells.thread(lambda: self._enforcing.guards(spec.uid, plan))
             names = [spec.hostname, *guards]
-            enforced = await self.shells.attach(warm, root, limits(spec), names)
-            await warm.agent.list()  # the agent answers in the root it now has
+            attaching = self.shells.attach(warm, root, limits(spec), names, going)
+            rooted = asyncio.ensure_future(attaching)
             target = target_of(spec, data, agent=warm.agent, groups=warm.groups)
-            await self._enforcing.begin(target, plan)
-            enforced |= {**disk.enforcement, **plan.enforcement}
+            begun = self._enforcing.begin(target, plan, root=rooted, going=going)
+            await together(_answers(warm, rooted), begun)
+            enforced = {**rooted.result(), **disk.enforcement, **plan.enforcement}
             handle = Handle(spec.uid, self.name, data, enforced)
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
@@ -224,6 +225,11 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         finally:
             if disk is not None:
                 disk.close()
+
+    def _noted(self, folder: Path, data: Mapping[str, Any], plan: Plan) -> list[str]:
+        """What is laid over paths of a sandbox whose folder knows it now. Blocking."""
+        folders.note(folder, data)
+        return self._enforcing.guards(folder.name, plan, self.shells.spare_decoy(data["name"]))
 
     async def _take_shell(self) -> WarmShell:
         if self._pool is None:
@@ -370,6 +376,12 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
     def _agent(self, handle: Handle) -> tuple[AgentClient, Defaults]:
         sandbox = self._sandbox(handle)
         return sandbox.agent, sandbox.defaults
+
+
+async def _answers(warm: WarmShell, rooted: asyncio.Future[dict[str, str]]) -> None:
+    """Its agent does so in the root it now has."""
+    await rooted
+    await warm.agent.list()
 
 
 def full_disk(err: OSError) -> Exception:
