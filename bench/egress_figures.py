@@ -1,14 +1,17 @@
 """What rules cost in the kernel and names at the edge, in a network namespace of its own.
 
 ``connect_us_*`` are medians of TCP connects from inside to the gate's socket: without
-programs, and turned there by 1 and 10,000 rules, in turns. ``dns_ms`` is what the name
-server adds to a question.
+programs, and turned there by 1 and 10,000 rules, in turns. ``hook_us_*`` is what of it the
+kernel's programs run for a connect, by the kernel's own clock: judging it, noting where it
+was to go, and its port. ``dns_ms`` is what the name server adds to a question.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import ipaddress
+import os
 import secrets
 import socket
 import statistics
@@ -16,7 +19,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,7 @@ TURNS, QUICK_TURNS = 7, 3
 RULES = 10_000
 TARGET = "198.51.100.1"
 SWAPS = 50
+HOOKS = ("out_connect4", "note_port")
 LOOKUPS, QUICK_LOOKUPS = 500, 150
 
 
@@ -98,6 +102,30 @@ def _rules(count: int) -> Reach:
     return Reach(rules, {})
 
 
+@contextmanager
+def _counted() -> Iterator[None]:
+    """The kernel keeps the time of its programs; that costs them some of it."""
+    library = ctypes.CDLL("libbpf.so.1", use_errno=True)
+    fd = library.bpf_enable_stats(0)
+    if fd < 0:
+        raise OSError(-fd, os.strerror(-fd), "statistics of programs")
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _run_ns(kernel: Kernel, names: Sequence[str] = HOOKS) -> int:
+    """Nanoseconds that programs have run while they were counted."""
+    library, found = kernel._programs._lib, 0
+    for name in names:
+        one = library.bpf_object__find_program_by_name(kernel._programs._object, name.encode())
+        library.bpf_program__fd.argtypes = [ctypes.c_void_p]
+        told = Path(f"/proc/self/fdinfo/{library.bpf_program__fd(one)}").read_text()
+        found += int(dict(line.split(":\t") for line in told.splitlines())["run_time_ns"])
+    return found
+
+
 def connects(*, quick: bool) -> dict[str, Any]:
     """Blocking."""
     turns, count = (QUICK_TURNS, QUICK_CONNECTS) if quick else (TURNS, CONNECTS)
@@ -106,6 +134,7 @@ def connects(*, quick: bool) -> dict[str, Any]:
     subprocess.run(["cc", "-O2", "-o", binary, source], check=True)
     small, large = _rules(1), _rules(RULES)
     samples: dict[str, list[float]] = {"off": [], "1": [], "10k": []}
+    hooks: dict[str, list[float]] = {"1": [], "10k": []}
     swaps: list[float] = []
     with namespace() as pid, group() as cgroup:
         inside = open_inside(pid, "")
@@ -127,6 +156,10 @@ def connects(*, quick: bool) -> dict[str, Any]:
                 for name, one in (("1", maps[0]), ("10k", maps[1])):
                     kernel.enforce(inside.cookie, one)
                     samples[name].append(_connects(binary, pid, cgroup, (TARGET, 443), count))
+                    with _counted():
+                        before = _run_ns(kernel)
+                        _connects(binary, pid, cgroup, (TARGET, 443), count)
+                        hooks[name].append((_run_ns(kernel) - before) / count / 1e3)
                 for number in range(SWAPS):
                     start = time.perf_counter()
                     kernel.enforce(inside.cookie, maps[number % 2])
@@ -137,6 +170,7 @@ def connects(*, quick: bool) -> dict[str, Any]:
             taker.join()
             inside.close()
     figures = {f"connect_us_{k}": round(statistics.median(v), 3) for k, v in samples.items()}
+    figures |= {f"hook_us_{k}": round(statistics.median(v), 3) for k, v in hooks.items()}
     return {**figures, "swap_ms": round(statistics.median(swaps) * 1e3, 3)}
 
 

@@ -137,7 +137,7 @@ uint64_t cg_oom_kills(void);
 /* ---- launch.c: the launcher and nests; spares.c: what is kept ready; answers.c: what
  * they say ---- */
 #define FILE_NAME "file operation"  /* a process that has begun one */
-enum kind { K_EXEC = 1, K_FILE, K_SHELL };
+enum kind { K_EXEC = 1, K_FILE, K_SHELL, K_POLICY /* none: a nest is told of it */ };
 enum {
     L_SPEC, L_IN, L_OUT, L_ERR, L_STATUS, L_ROOT, L_CONTROL, L_TEXT, L_POLICY, L_ASK, L_NULL, L_FDS
 };
@@ -174,6 +174,7 @@ bool spare_reaped(pid_t pid);
 bool spare_is(pid_t pid);
 void launch_reaped(const struct end *end);
 uint64_t spares_refill(uint64_t now, bool at_once);
+void nests_tell(void);               /* another policy is in force */
 int null_fd(void);
 int root_fd(void);
 bool root_is_last(const struct stat *root);
@@ -184,9 +185,15 @@ void launch_spec(struct launch *l, const uint8_t *p, size_t n);
 struct user { uid_t uid; gid_t gid; gid_t groups[64]; int ngroups; char name[64], home[256]; };
 int user_find(const char *want, struct user *u); /* 0, or errno (ESRCH: no such user) */
 int user_become(const struct user *u);
+struct policy {                      /* of a process that makes commands, or of one command */
+    bool given, filtered;            /* filtered: this process is, and all that it makes */
+    int failed;                      /* errno: calls cannot be filtered */
+    struct reader text;
+};
 struct command {                     /* read in a nest, begun in its child */
     struct launch l;
-    struct reader spec, policy;
+    struct reader spec;
+    struct policy policy;
     struct user user;
     char *user_name, *cwd, **argv, **env, *text;
     int script;                      /* memory file with a long script */
@@ -195,6 +202,7 @@ struct command {                     /* read in a nest, begun in its child */
 void command_read(struct command *c, const struct launch *l);
 void command_begin(struct command *c) __attribute__((noreturn));
 void command_free(struct command *c);
+struct reader mapped(int fd);
 void child_fail(int status_fd, const char *code, const char *field, int err, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 5, 6)));
 char *spec_str(const struct reader *r, uint8_t tag);
@@ -303,9 +311,12 @@ uint64_t op_ran(const struct op *op, uint64_t now);
 
 /* ---- policy.c: what a command gives up before it is executed ---- */
 extern uint64_t policy_number;      /* of the policy in force: another one, another number */
+extern uint64_t policy_sent;        /* as well, of the message that it came by; 0: there is none */
 void policy_message(uint32_t id, const uint8_t *p, size_t n, const int *fds, int count);
 int policy_fds(struct launch *l);    /* sets both of l, -1 where there is none */
-void policy_apply(const struct launch *l, const struct reader *policy);
+void policy_take(struct policy *p, struct launch *l); /* of a nest, once */
+void policy_read(struct policy *p, const struct launch *l);
+void policy_apply(const struct launch *l, const struct policy *p);
 
 /* ---- dial.c: connections to ports ---- */
 void dial_start(uint32_t id, const uint8_t *p, size_t n);

@@ -253,7 +253,7 @@ static void settle_fds(struct command *c)
         syscall(SYS_close_range, 3, FDS_BELOW - 1, 0);
 }
 
-static struct reader mapped(int fd)
+struct reader mapped(int fd)
 {
     struct stat st;
     const uint8_t *p = NULL;
@@ -271,8 +271,6 @@ void command_read(struct command *c, const struct launch *l)
     c->script = -1;
     c->spec = l->fds[L_SPEC] < 0 ? (struct reader){l->spec, l->spec + l->spec_len}
                                  : mapped(l->fds[L_SPEC]);
-    if (l->fds[L_POLICY] >= 0)
-        c->policy = mapped(l->fds[L_POLICY]);
     c->user_name = spec_str(&c->spec, T_USER);
     c->user_error = user_find(c->user_name ? c->user_name : "root", &c->user);
     if (l->kind == K_FILE || c->user_error)
@@ -311,8 +309,6 @@ void command_free(struct command *c)
     free(c->user_name);
     if (c->script >= 0)
         close(c->script);
-    if (c->policy.p)
-        munmap((void *)(uintptr_t)c->policy.p, (size_t)(c->policy.end - c->policy.p));
     if (c->l.spec != c->spec.p && c->spec.p)
         munmap((void *)(uintptr_t)c->spec.p, (size_t)(c->spec.end - c->spec.p));
 }

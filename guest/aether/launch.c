@@ -196,6 +196,7 @@ static void wait_for_command(int sock, int failed)
         _exit(0);
     answer(sock, number, getpid()); /* whoever should have told it may be dead */
     command_read(&c, &l);
+    policy_read(&c.policy, &l);
     reports_to(&c, sock);
     command_begin(&c);
 }
@@ -247,13 +248,18 @@ static pid_t bear(struct birth *b)
 static void serve_commands(int sock) __attribute__((noreturn));
 static void serve_commands(int sock)
 {
+    struct policy policy = {0};
     be_first_to_go();
     for (;;) {
         struct launch l = {0};
         struct birth b = {.sock = sock};
         if (!take_request(sock, &l, &b.number))
             break;
+        policy_take(&policy, &l);
+        if (l.kind == K_POLICY)
+            continue;
         command_read(&b.c, &l);
+        b.c.policy = policy;
         reports_to(&b.c, sock);
         pid_t pid = bear(&b);
         if (!b.told) {
@@ -262,6 +268,8 @@ static void serve_commands(int sock)
         }
         command_free(&b.c);
         launch_close(&l);
+        if (policy.failed)
+            break; /* another nest has another try */
     }
     _exit(0);
 }

@@ -13,6 +13,7 @@ struct nest {
     int procs;                 /* cgroup.procs of its leaf */
     dev_t root_dev; ino_t root_ino; /* the root that it was told of, */
     bool root_last;            /* after which no other comes */
+    uint64_t policy;           /* policy_sent as it was told; what it took it cannot shed */
     struct child root;
 };
 

@@ -1,7 +1,10 @@
 /* What a command gives up before it is executed: system calls, by a seccomp filter, and
- * limits of its own, and what an AppArmor profile denies. The edge sends it, the agent keeps it for commands to come, and the
- * child applies it to itself as the last thing before execve: what runs already keeps
- * what it has.
+ * limits of its own, and what an AppArmor profile denies. The edge sends it, the agent keeps
+ * it for commands to come, and the child applies it to itself as the last thing before
+ * execve: what runs already keeps what it has. The filter alone a nest takes itself, once,
+ * before it makes a command: making a filter and its listener costs as much as a small
+ * command does, and what a nest makes inherits both (docs/adr/0078). A nest never changes
+ * its filter; it is replaced.
  *
  * A filter comes in two forms: one whose denials are answered by the edge, which so
  * learns of each, and one that fails them by itself, for when no edge listens. Where the
@@ -29,7 +32,8 @@
 
 static int kept = -1, asks = -1;
 
-uint64_t policy_number;
+uint64_t policy_number, policy_sent;
+static uint64_t messages;
 
 static void replace(int *held, int fd)
 {
@@ -88,6 +92,8 @@ void policy_message(uint32_t id, const uint8_t *p, size_t n, const int *fds, int
         policy_number += !says(p, n);
         replace(&kept, -1);
         replace(&asks, -1);
+        policy_sent = 0;
+        nests_tell();
         if (fd >= 0)
             close(fd);
         send_frame(M_OK, id, NULL, 0);
@@ -107,7 +113,9 @@ void policy_message(uint32_t id, const uint8_t *p, size_t n, const int *fds, int
     replace(&asks, has_ask ? fds[0] : -1);
     if (has_ask)
         set_nonblock(asks);
+    policy_sent = ++messages;
     send_frame(M_OK, id, NULL, 0);
+    nests_tell();
 }
 
 int policy_fds(struct launch *l)
@@ -167,35 +175,69 @@ static bool listened(int fd)
     return fd >= 0 && poll(&p, 1, 0) == 1 && !(p.revents & (POLLHUP | POLLERR));
 }
 
-/* The child may share its memory with the nest that bore it: nothing is left behind. */
-void policy_apply(const struct launch *l, const struct reader *policy)
+/* The filter on this process: the form that asks, where somebody listens. */
+static void take_filter(struct policy *p, const struct launch *l)
 {
-    int status = l->fds[L_STATUS];
     struct field f, copy;
-    if (l->fds[L_POLICY] < 0)
-        return;
-    if (!policy->p)
-        child_fail(status, "policy_denied", "policy", 0, "the policy cannot be read");
-    if (limit(policy, T_OPEN_FILES, RLIMIT_NOFILE) || limit(policy, T_FILE_SIZE, RLIMIT_FSIZE))
-        child_fail(status, "policy_denied", "policy.resources", errno, "a limit cannot be set");
-    if (find(policy, T_PROFILE, &f) && confine(&f))
-        child_fail(status, "policy_denied", "policy", errno, "the AppArmor profile does not apply");
-    if (!find(policy, T_FILTER, &f))
+    int listener;
+    if (!find(&p->text, T_FILTER, &f))
         return;
     uint64_t aligned[(size_t)f.n / sizeof(uint64_t)]; /* a field begins at any byte */
     memcpy(aligned, f.v, f.n);
     f.v = (const uint8_t *)aligned;
-    int failed = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), listener = -1;
-    if (!failed && find(policy, T_FILTER_ASK, &copy) && copy.n == f.n && listened(l->fds[L_ASK])) {
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) {
+        p->failed = errno;
+    } else if (find(&p->text, T_FILTER_ASK, &copy) && copy.n == f.n && listened(l->fds[L_ASK])) {
         memcpy(aligned, copy.v, f.n);
-        failed = (listener = filter(&f, SECCOMP_FILTER_FLAG_NEW_LISTENER)) < 0;
-        if (!failed && send_fds(l->fds[L_ASK], (uint32_t)getpid(), &listener, 1))
+        listener = filter(&f, SECCOMP_FILTER_FLAG_NEW_LISTENER);
+        p->failed = listener < 0 ? errno : 0;
+        if (listener >= 0 && send_fds(l->fds[L_ASK], (uint32_t)getpid(), &listener, 1))
             errno = 0; /* it was the last to listen: what would be asked fails */
         close(listener);
-    } else if (!failed) {
-        failed = filter(&f, 0);
+    } else {
+        p->failed = filter(&f, 0) ? errno : 0;
     }
-    if (failed)
-        child_fail(status, "policy_denied", "policy.processes", errno,
-                   "system calls cannot be filtered: %s", strerror(errno));
+    p->filtered = !p->failed;
+}
+
+void policy_read(struct policy *p, const struct launch *l)
+{
+    p->given = l->fds[L_POLICY] >= 0;
+    if (p->given)
+        p->text = mapped(l->fds[L_POLICY]);
+}
+
+/* In a nest, with the first message that brings one; a command has no use for its descriptors. */
+void policy_take(struct policy *p, struct launch *l)
+{
+    if (l->fds[L_POLICY] < 0)
+        return;
+    policy_read(p, l);
+    if (p->text.p)
+        take_filter(p, l);
+    close(l->fds[L_POLICY]);
+    if (l->fds[L_ASK] >= 0)
+        close(l->fds[L_ASK]);
+    l->fds[L_POLICY] = l->fds[L_ASK] = -1;
+}
+
+/* The child may share its memory with the nest that bore it: nothing is left behind. */
+void policy_apply(const struct launch *l, const struct policy *given)
+{
+    struct policy p = *given;
+    int status = l->fds[L_STATUS];
+    struct field f;
+    if (!p.given)
+        return;
+    if (!p.text.p)
+        child_fail(status, "policy_denied", "policy", 0, "the policy cannot be read");
+    if (limit(&p.text, T_OPEN_FILES, RLIMIT_NOFILE) || limit(&p.text, T_FILE_SIZE, RLIMIT_FSIZE))
+        child_fail(status, "policy_denied", "policy.resources", errno, "a limit cannot be set");
+    if (find(&p.text, T_PROFILE, &f) && confine(&f))
+        child_fail(status, "policy_denied", "policy", errno, "the AppArmor profile does not apply");
+    if (!p.filtered && !p.failed)
+        take_filter(&p, l);
+    if (p.failed)
+        child_fail(status, "policy_denied", "policy.processes", p.failed,
+                   "system calls cannot be filtered: %s", strerror(p.failed));
 }

@@ -63,11 +63,16 @@ int pty_fds(struct op *op, struct launch *l, bool with_stdin)
     return op->tty_fd < 0 ? -1 : 0;
 }
 
-/* In the child: the terminal becomes the user's, and the session's own. */
+/* In the child: the terminal becomes the session's own, and the user's. A session that has
+ * none gets the one that it opens: the ioctl may be one that the policy denies. */
 void pty_take(const struct user *u)
 {
+    int tty = open("/proc/self/fd/0", O_RDWR | O_CLOEXEC);
+    if (tty < 0)
+        ioctl(0, TIOCSCTTY, 0);
+    else
+        close(tty);
     if (fchown(0, u->uid, (gid_t)-1)) {} /* rights on it are open already */
-    ioctl(0, TIOCSCTTY, 0);
 }
 
 void pty_resize(struct op *op, const uint8_t *p, size_t n)

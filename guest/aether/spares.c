@@ -120,11 +120,58 @@ static int tell_root(struct nest *n, struct launch *l)
     return give_root(l);
 }
 
+static void policy_drop(struct launch *l)
+{
+    for (int i = L_POLICY; i <= L_ASK; i++) {
+        if (l->fds[i] >= 0)
+            close(l->fds[i]);
+        l->fds[i] = -1;
+    }
+}
+
+/* A nest is told of the policy once: it makes nothing any more when there is another. */
+static int tell_policy(struct nest *n, struct launch *l)
+{
+    policy_drop(l);
+    if (n->policy == policy_sent)
+        return 0;
+    n->policy = policy_sent;
+    return policy_fds(l);
+}
+
+/* Before it has a command to make, so that none waits for that. */
+static void tell_early(struct nest *n)
+{
+    if (n->policy == policy_sent)
+        return;
+    struct launch l = {.kind = K_POLICY, .fds = NO_FDS};
+    if (tell_policy(n, &l) || send_launch(n->root.sock, 0, &l))
+        nest_retire(n);
+    policy_drop(&l);
+}
+
+/* Those that took another policy are of no use any more. The first that a command would go
+ * to is told at once, the others with their first command. */
+void nests_tell(void)
+{
+    for (int i = 0; i < NESTS; i++) {
+        struct nest *n = &nests[i];
+        if (!n->used || !n->policy || n->policy == policy_sent)
+            continue;
+        n->broken = true;
+        if (!n->busy)
+            nest_retire(n);
+    }
+    struct nest *first = policy_sent ? nest_ready() : NULL;
+    if (first)
+        tell_early(first);
+}
+
 static int into_nest(struct nest *n, struct launch *l, struct place *where)
 {
     uint32_t slot = ++serial & ~NEST_BIT;
-    if (tell_root(n, l) || send_launch(n->root.sock, slot, l)) { /* it was killed from inside */
-        nest_retire(n);
+    if (tell_root(n, l) || tell_policy(n, l) || send_launch(n->root.sock, slot, l)) {
+        nest_retire(n); /* it was killed from inside */
         return -1;
     }
     *where = n->root.at;
@@ -147,6 +194,9 @@ static int hand_over(struct launch *l, struct place *where)
     if (wanted < NESTS)
         wanted++;
     needed_at = now_ns();
+    policy_drop(l);
+    if (policy_fds(l))
+        return -1;
     for (int tries = 0; tries < 2; tries++) {
         struct child c;
         if (ask_with_leaf(&c, 0)) {
@@ -178,8 +228,7 @@ static void launched(struct launch *l)
 
 int launch(struct launch *l, struct place *where)
 {
-    int failed = policy_fds(l);
-    failed |= l->incomplete || (l->fds[L_SPEC] < 0 && !l->spec);
+    int failed = l->incomplete || (l->fds[L_SPEC] < 0 && !l->spec);
     if (!failed)
         failed = hand_over(l, where);
     launched(l);
@@ -248,6 +297,7 @@ uint64_t spares_refill(uint64_t now, bool at_once)
         if (ask_with_leaf(&n->root, NEST_BIT))
             return due;
         n->used = true;
+        tell_early(n);
     }
     return due;
 }

@@ -148,15 +148,16 @@ static void name_host(const char *name)
     close(fd);
 }
 
-/* The engine leaves a shell's network namespace as the kernel made it. */
+/* Some engines leave a shell's network namespace as the kernel made it. */
 static void loopback_up(void)
 {
     struct ifreq r = {.ifr_name = "lo"};
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || ioctl(fd, SIOCGIFFLAGS, &r))
         fail("the shell has no loopback interface");
+    int is_up = r.ifr_flags & IFF_UP;
     r.ifr_flags |= IFF_UP;
-    if (ioctl(fd, SIOCSIFFLAGS, &r))
+    if (!is_up && ioctl(fd, SIOCSIFFLAGS, &r)) /* it would wait for whoever changes another */
         fail("the loopback interface cannot be brought up");
     close(fd);
 }

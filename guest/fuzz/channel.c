@@ -72,6 +72,7 @@ int launcher_start(void) { return 0; }
 void launcher_news(void) {}
 void launcher_claims(void) {}
 void nests_clear(void) {}
+void nests_tell(void) {}
 int nest_fd(int i) { (void)i; return -1; }
 bool spare_reaped(pid_t pid) { (void)pid; return false; }
 bool spare_is(pid_t pid) { (void)pid; return false; }

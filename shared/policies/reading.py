@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -40,7 +41,24 @@ def read(
     ``Unsupported`` naming the field."""
     if not document and not network_rules and not require:
         return NOTHING  # nearly every sandbox
-    given = _typed(document or {})
+    given = (document or {}, network_rules, tuple(require))
+    try:
+        text = msgspec.msgpack.encode(given)
+    except (TypeError, ValueError, OverflowError):  # nothing that is kept, nor right
+        return _read(*given)
+    return _known(text)
+
+
+@lru_cache(maxsize=64)
+def _known(text: bytes) -> Policy:
+    """A create's are read several times on its way, and a rollout's sandboxes have the same."""
+    return _read(*msgspec.msgpack.decode(text))
+
+
+def _read(
+    document: Mapping[str, Any], network_rules: Mapping[str, bool], require: Iterable[str]
+) -> Policy:
+    given = _typed(document)
     base = PRESETS[given.preset] if given.preset else PolicyDocument()
     name = given.stage
     present = _stage(given, name)

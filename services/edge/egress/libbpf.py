@@ -18,6 +18,8 @@ from shared.errors import Unsupported
 
 BATCH = 1024
 """Entries that are read with one call."""
+QUICK = frozenset({"bpf_map_update_elem", "bpf_map_lookup_elem", "bpf_map_delete_elem"})
+"""What takes a microsecond: to let other threads run meanwhile takes longer."""
 _Sample = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
 _Print = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
 
@@ -25,6 +27,7 @@ _Print = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
 def _library() -> Any:
     try:
         lib = c.CDLL("libbpf.so.1", use_errno=True)
+        quick = c.PyDLL("libbpf.so.1")
     except OSError as err:
         raise Unsupported("libbpf 1.x is not installed", field="egress") from err
     pointer, number, text = c.c_void_p, c.c_int, c.c_char_p
@@ -48,8 +51,9 @@ def _library() -> Any:
         ("ring_buffer__free", None, pointer),
         ("libbpf_set_print", pointer, pointer),
     ):
-        function = getattr(lib, name)
+        function = getattr(quick if name in QUICK else lib, name)
         function.restype, function.argtypes = result, list(arguments)
+        setattr(lib, name, function)
     return lib
 
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -31,6 +32,8 @@ from shared.policies import Policy
 log = logging.getLogger(__name__)
 
 COUNT_S = 1.0
+REACHES = 64
+"""Compiled rules that are kept: of one rollout's sandboxes they are the same."""
 TOLD_SINGLY_MAX = 16
 """Destinations of one sandbox in one turn that are told each; more make one summary."""
 SAMPLES_MAX = 16
@@ -67,7 +70,8 @@ class Egress:
         services: Mapping[str, Sequence[str]], tell: Tell, authority: Path,
         roots: Path | None = None,
     ) -> None:  # fmt: skip
-        self._program, self._services, self._tell = program, services, tell
+        self._program, self._tell = program, tell
+        self._reach = lru_cache(REACHES)(lambda rules: Reach(rules, services))
         self._own, self._roots = authority, roots
         self._trusted: Authority | None = None
         self._uplink = Uplink(uplink)
@@ -88,7 +92,7 @@ class Egress:
 
     def check(self, policy: Policy) -> None:
         """Raises ``InvalidRequest`` where rules cannot be put into maps."""
-        Reach(policy.network, self._services)
+        self._reach(policy.network)
 
     def trust(self) -> bytes:
         """What sandboxes are to trust whose requests are changed. Blocking."""
@@ -106,7 +110,7 @@ class Egress:
         """Gives a sandbox, known by a process of its container and the group above it, a
         way out.
         Raises ``Conflict`` where it has taken the gate's addresses itself."""
-        reach = Reach(policy.network, self._services)
+        reach = self._reach(policy.network)
         self.probe()
         assert self._kernel is not None
         kernel = self._kernel
@@ -136,7 +140,7 @@ class Egress:
         """Puts other rules into force; how many flows were reset. Raises, and then
         nothing changed."""
         held = self._held[uid]
-        reach = Reach(policy.network, self._services)
+        reach = self._reach(policy.network)
         self._count(held)
         try:
             reset = held.gate.change(reach)

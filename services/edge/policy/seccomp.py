@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shared.policies import Policy
 
@@ -100,6 +101,7 @@ def filters(policy: Policy) -> bool:
     return any(True for _ in _tests(policy))
 
 
+@lru_cache(maxsize=64)
 def program(policy: Policy, machine: str, *, notify: bool) -> bytes:
     """The filter for ``machine`` (``x86_64``, ``aarch64``): an array of ``struct
     sock_filter``. With ``notify`` a denied call asks the filter's listener, else it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from shared.policies import Policy
@@ -43,8 +44,13 @@ class Watched:
     required: bool = False
 
 
-def watched(policy: Policy) -> Iterator[Watched]:
+@lru_cache(maxsize=64)
+def watched(policy: Policy) -> tuple[Watched, ...]:
     """All of it, in the order in which it is looked for."""
+    return tuple(_watched(policy))
+
+
+def _watched(policy: Policy) -> Iterator[Watched]:
     yield Watched(DECOY, "mount", "platform.decoy")
     for rule in policy.hidden:
         yield Watched(rule.path, "mount", "files.hidden", denied=True)

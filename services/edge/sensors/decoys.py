@@ -22,15 +22,23 @@ CALLS_PER_TURN, TURN_S = 16, 0.5
 _CREDENTIALS = struct.Struct("<iii")
 
 
-def make(folder: Path) -> Path:
+def make(decoy: Path) -> None:
     """The files; the socket comes with :class:`Listener`. Blocking; again is fine."""
-    decoy = folder / FOLDER
     decoy.mkdir(mode=0o755, exist_ok=True)
     for name, text in ((LOG, "started\n"), (ANSWER, "{}\n")):
         file = decoy / name
         file.write_text(text)
         file.chmod(0o444)
     decoy.chmod(0o755)
+
+
+def take(spare: Path, folder: Path) -> Path:
+    """The decoy of the sandbox that ``folder`` is of: ``spare``, where it is there."""
+    decoy = folder / FOLDER
+    try:
+        spare.rename(decoy)
+    except OSError:  # of a shell that an edge made which was older, or on another disk
+        make(decoy)
     return decoy
 
 

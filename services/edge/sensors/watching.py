@@ -73,12 +73,9 @@ class Sensors:
             self._group, self._watches = fanotify.Group(), inotify.Watches()
         return MECHANISM
 
-    async def begin(
-        self, uid: str, project: str, *, pid: int, folder: Path, what: Iterable[Watched],
-        stage: str = "", anew: bool = False,
-    ) -> None:  # fmt: skip
-        """Watches a sandbox, known by a process of its container; ``folder`` is its own on
-        this node. Before anything runs in it, or ``anew``. Raises ``InvalidRequest``."""
+    def prepare(self, uid: str, project: str, folder: Path, stage: str = "") -> None:
+        """What is watched of a sandbox that may have no root yet: its decoy. ``folder`` is
+        its own on this node. Again is fine, and ends what was watched."""
         try:
             self.probe()
         except DsecError as err:
@@ -86,7 +83,18 @@ class Sensors:
             return
         self.end(uid)
         held = self._held[uid] = _Sandbox(uid, project, stage)
-        assert self._group is not None and self._watches is not None
+        decoy = folder / decoys.FOLDER
+        if decoy.is_dir():
+            held.listener = decoys.Listener(decoy, lambda pid, user: self._called(held, pid, user))
+
+    async def begin(
+        self, uid: str, *, pid: int, what: Iterable[Watched], anew: bool = False
+    ) -> None:
+        """Watches the root of a process of a sandbox that was prepared. Before anything runs
+        in it, or ``anew``. Raises ``InvalidRequest``."""
+        held = self._held.get(uid)
+        if held is None or self._group is None or self._watches is None:
+            return
         marking = Marking(self._group, self._watches)
         found = await asyncio.to_thread(lambda: marking.mark(pid, list(what), anew=anew))
         if self._held.get(uid) is not held:
@@ -99,9 +107,6 @@ class Sensors:
             held.mounts.append(mark.mount)
             known = mark.what if mark.what.kind == "mount" else None
             self._spots.setdefault(mark.mount, _Spot(held, known))
-        decoy = folder / decoys.FOLDER
-        if decoy.is_dir():
-            held.listener = decoys.Listener(decoy, lambda pid, user: self._called(held, pid, user))
         self._listen()
 
     def end(self, uid: str) -> None:

@@ -192,7 +192,7 @@ async def test_an_image_cannot_lead_the_attach_astray(
     assert harness.leftovers() <= before
     for folder in harness.settings.shells_dir.iterdir():
         # the second: of a spare that is being made
-        assert {p.name for p in folder.iterdir()} <= {"agent.sock", "agent.sock.new"}
+        assert {p.name for p in folder.iterdir()} <= {"agent.sock", "agent.sock.new", "decoy"}
 
 
 async def test_a_restarted_edge_finds_a_running_command_and_its_output(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared import policies
-from shared.errors import DsecError
+from shared.errors import DsecError, InvalidRequest
 from shared.policies.model import DENIABLE
 from shared.policies.presets import PRESETS
 
@@ -94,3 +94,10 @@ def test_what_is_wrong_is_named(
     with pytest.raises(DsecError) as caught:
         policies.read(document, rules)
     assert (caught.value.code, caught.value.field) == (code, field)
+
+
+@pytest.mark.parametrize("number", [1 << 80, object()])
+def test_what_no_message_holds_is_refused_by_name(number: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        policies.read({"resources": {"pids": number}}, {})
+    assert caught.value.field == "policy.resources.pids"

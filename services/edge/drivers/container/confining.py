@@ -60,16 +60,20 @@ class Confining:
             "policy_apparmor": probed(profiles.probe),
         }
 
-    async def begin(self, uid: str, project: str, plan: Plan, *, group: Path, pid: int) -> None:
-        """Puts a sandbox's profile into the kernel and protects its paths: those of the
-        root of ``pid`` from all in the control group ``group``. Again is fine."""
-        held = self._held[uid] = _Held(uid, project, plan.policy, plan.confines)
+    async def begin(self, uid: str, project: str, plan: Plan) -> None:
+        """Puts a sandbox's profile into the kernel. Again is fine."""
+        self._held[uid] = _Held(uid, project, plan.policy, plan.confines)
         if plan.confines:
             if self._hearing is None:
                 self._hearing = profiles.Hearing(self._heard)
             text = apparmor.profile(profiles.name_of(uid), plan.policy)
             await asyncio.to_thread(profiles.load, text)
+
+    def protect(self, uid: str, plan: Plan, *, group: Path, pid: int) -> None:
+        """Protects paths of a sandbox that has begun: those of the root of ``pid`` from all
+        in the control group ``group``. Again is fine."""
         if plan.hooks:
+            held = self._held[uid]
             self._paths.begin(
                 uid, group, pid, lsm.protected(plan.policy),
                 heard=lambda found: self._held_off(held, found),

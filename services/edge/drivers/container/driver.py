@@ -19,7 +19,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from services.edge.drivers.base import (
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.capturing import Capturing
 from services.edge.drivers.container.deaths import Deaths, Sandbox, why
-from services.edge.drivers.container.enforcing import Enforcing, target_of
+from services.edge.drivers.container.enforcing import Enforcing, target_of, together
 from services.edge.drivers.container.engine import Engine
 from services.edge.drivers.container.files import FilesOfAgent
 from services.edge.drivers.container.folders import DISK, disk_of
@@ -72,12 +72,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Place:
-    """A sandbox's folder, as far as it is ``made``; ``guards``: what is laid over paths."""
+    """A sandbox's folder, as far as it is ``made``, and its disk."""
 
     folder: Path
     disk: Disk
     made: bool = False
-    guards: list[str] = field(default_factory=list)
 
 
 class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDisks, Leftovers):
@@ -204,18 +203,20 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         warm: WarmShell | None = None
         try:
             # few turns of threads: each waits for the interpreter, beside all other starts
-            await self.shells.thread(lambda: self._make(place, spec, plan))
+            await self.shells.thread(lambda: self._make(place, spec))
             warm = await self._take_shell()
             data = _data(warm, spec, place.disk)
+            going = asyncio.Event()
             above = [self._capturing.folder(id) for id in spec.captures]
-            enforced = await self.shells.attach(
+            attaching = self.shells.attach(
                 warm, Root(spec.layers, place.disk.upper, above), limits(spec),
-                [spec.hostname, *place.guards], before=lambda: folders.note(folder, data),
+                lambda: [spec.hostname, *self._noted(folder, data, plan)], going,
             )  # fmt: skip
-            await warm.agent.list()  # the agent answers in the root it now has
+            rooted = asyncio.ensure_future(attaching)
             target = target_of(spec, data, agent=warm.agent, groups=warm.groups)
-            await self._enforcing.begin(target, plan)
-            enforced |= {**place.disk.enforcement, **plan.enforcement}
+            begun = self._enforcing.begin(target, plan, root=rooted, going=going)
+            await together(_answers(warm, rooted), begun)
+            enforced = {**rooted.result(), **place.disk.enforcement, **plan.enforcement}
             handle = Handle(spec.uid, self.name, data, enforced)
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
@@ -226,7 +227,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         finally:
             place.disk.close()
 
-    def _make(self, place: _Place, spec: StartSpec, plan: Plan) -> None:
+    def _make(self, place: _Place, spec: StartSpec) -> None:
         """Makes the sandbox's folder and what is in it before it has a container. Blocking."""
         try:
             place.folder.mkdir(mode=0o700)
@@ -234,7 +235,11 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
             raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
         place.made = True
         place.disk = self._disks.make(place.folder, room_of(spec))
-        place.guards = self._enforcing.guards(spec.uid, plan)
+
+    def _noted(self, folder: Path, data: Mapping[str, Any], plan: Plan) -> list[str]:
+        """What is laid over paths of a sandbox whose folder knows it now. Blocking."""
+        folders.note(folder, data)
+        return self._enforcing.guards(folder.name, plan, self.shells.spare_decoy(data["name"]))
 
     async def _take_shell(self) -> WarmShell:
         if self._pool is None:
@@ -381,6 +386,12 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
     def _agent(self, handle: Handle) -> tuple[AgentClient, Defaults]:
         sandbox = self._sandbox(handle)
         return sandbox.agent, sandbox.defaults
+
+
+async def _answers(warm: WarmShell, rooted: asyncio.Future[dict[str, str]]) -> None:
+    """Its agent does so in the root it now has."""
+    await rooted
+    await warm.agent.list()
 
 
 def full_disk(err: OSError) -> Exception:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import platform
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,31 +150,51 @@ class Enforcing:
             self._egress.check(spec.policy)
         return made
 
-    def guards(self, uid: str, plan: Plan) -> list[str]:
-        """What the attaching helper lays over paths. Blocking."""
-        decoy = [f"d{decoys.make(self._folders / uid)}"] if plan.watches else []
+    def guards(self, uid: str, plan: Plan, spare: Path) -> list[str]:
+        """What the attaching helper lays over paths; ``spare`` is a decoy that is to be its.
+        Blocking."""
+        decoy = [f"d{decoys.take(spare, self._folders / uid)}"] if plan.watches else []
         return decoy + [
             (LETTERS[m.kind].upper() if m.optional else LETTERS[m.kind]) + m.path
             for m in plan.mounts
         ]
 
-    async def begin(self, target: Target, plan: Plan, *, recovers: bool = False) -> None:
+    async def begin(
+        self, target: Target, plan: Plan, *, root: Awaitable[object] | None = None,
+        going: asyncio.Event | None = None, recovers: bool = False,
+    ) -> None:  # fmt: skip
         """Puts a plan into force, before anything runs or (``recovers``) anew, after a
-        restart of the edge. Raises, and then nothing of it holds anything of the edge's."""
+        restart of the edge. ``root`` gives the sandbox its root: what needs none is done
+        meanwhile, once that is ``going``. Raises, and then nothing of it holds anything of
+        the edge's."""
         held = self._held[target.uid] = _Held(target.uid, target.project, plan)
         try:
-            await self._process(target, held)
+            await together(root or _nothing(), self._rootless(target, held, going, recovers))
+            self._protect(target, plan)
             await self._watch(target, plan, anew=recovers)
             if target.secrets and not recovers:
                 await self._trust(target.agent)
-            if plan.opens:
-                if recovers:
-                    await self._open_again(target, held)
-                else:
-                    await self._open(target, plan.policy)
         except BaseException:
             self.end(target.uid)
             raise
+
+    async def _rootless(
+        self, target: Target, held: _Held, going: asyncio.Event | None, recovers: bool
+    ) -> None:
+        if going is not None:
+            await going.wait()
+        self._look(target, held.plan)
+        await together(self._process(target, held), self._out(target, held, recovers))
+
+    async def _out(self, target: Target, held: _Held, recovers: bool) -> None:
+        if held.plan.opens and recovers:
+            await self._open_again(target, held)
+        elif held.plan.opens:
+            await self._open(target, held.plan.policy)
+
+    def _protect(self, target: Target, plan: Plan) -> None:
+        group = Path(target.groups.v2 or "")
+        self._confining.protect(target.uid, plan, group=group, pid=target.pid)
 
     async def _trust(self, agent: AgentClient) -> None:
         bundle = await asyncio.to_thread(self._egress.trust)
@@ -202,6 +222,8 @@ class Enforcing:
     async def _replace(self, target: Target, held: _Held, plan: Plan) -> None:
         held.plan = plan
         await self._process(target, held)
+        self._protect(target, plan)
+        self._look(target, plan)
         await self._watch(target, plan, anew=True)
         if not plan.opens:
             self._egress.shut(target.uid)
@@ -220,14 +242,17 @@ class Enforcing:
             text = f"half a policy is in force, and the old one cannot be: {err}"
             raise SandboxDied(text, cause="internal") from err
 
-    async def _watch(self, target: Target, plan: Plan, *, anew: bool) -> None:
-        if not plan.watches:
+    def _look(self, target: Target, plan: Plan) -> None:
+        if plan.watches:
+            folder = self._folders / target.uid
+            self._sensors.prepare(target.uid, target.project, folder, plan.policy.stage)
+        else:
             self._sensors.end(target.uid)
-            return
-        await self._sensors.begin(
-            target.uid, target.project, pid=target.pid, folder=self._folders / target.uid,
-            what=watched(plan.policy), stage=plan.policy.stage, anew=anew,
-        )  # fmt: skip
+
+    async def _watch(self, target: Target, plan: Plan, *, anew: bool) -> None:
+        if plan.watches:
+            what = watched(plan.policy)
+            await self._sensors.begin(target.uid, pid=target.pid, what=what, anew=anew)
 
     async def _open(self, target: Target, policy: Policy) -> None:
         group = Path(target.groups.v2 or "").parent
@@ -274,9 +299,7 @@ class Enforcing:
             payload += wire.field(Tag.OPEN_FILES, plan.limits.open_files)
         if plan.limits.file_mb is not None:
             payload += wire.field(Tag.FILE_SIZE, plan.limits.file_mb * MIB)
-        await self._confining.begin(
-            target.uid, target.project, plan, group=Path(target.groups.v2 or ""), pid=target.pid
-        )
+        await self._confining.begin(target.uid, target.project, plan)
         if plan.confines:
             payload += wire.field(Tag.PROFILE, profiles.name_of(target.uid))
         if not payload and not held.sent:
@@ -329,6 +352,16 @@ class Enforcing:
         if self._turn is not None:
             self._turn.cancel()
             self._end_turn()
+
+
+async def together(*work: Awaitable[object]) -> None:
+    """Until all of it has ended. Raises what the first in this order did that failed."""
+    for done in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(done, BaseException):
+            raise done
+
+
+async def _nothing() -> None: ...
 
 
 async def _no_vault(_project: str, _uid: str) -> Mapping[str, GivenSecret]:

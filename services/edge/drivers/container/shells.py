@@ -25,6 +25,7 @@ from services.edge.drivers.base import Layer, Usage
 from services.edge.drivers.container.engine import SOCKET, Engine, Shell
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.layers.mounts import LayerMounts, Upper, compose, lower_count
+from services.edge.sensors import decoys
 from shared.errors import InvalidRequest, Unavailable
 
 T = TypeVar("T")
@@ -87,6 +88,10 @@ class Shells:
     def socket(self, name: str) -> Path:
         return self._settings.shells_dir / name / SOCKET
 
+    def spare_decoy(self, name: str) -> Path:
+        """Made with a shell: it is part of the sandbox's create no more."""
+        return self._settings.shells_dir / name / decoys.FOLDER
+
     async def make(self) -> WarmShell:
         """A new shell, ready: its agent answered with this shell's own name."""
         name = f"dsec-{self._settings.node}-{secrets.token_hex(8)}"
@@ -97,6 +102,7 @@ class Shells:
         try:
             shell = await self._engine.create_shell(name, folder)
             found = shell
+            await self.thread(lambda: decoys.make(self.spare_decoy(name)))
             groups = await self.thread(lambda: self._cgroups.of_process(found.pid, name))
             return WarmShell(shell, groups, await self._greet(name, groups))
         except BaseException:
@@ -124,27 +130,35 @@ class Shells:
         await self.thread(lambda: shutil.rmtree(self._settings.shells_dir / name, True))
 
     async def attach(
-        self, warm: WarmShell, root: Root, limits: Limits, names: Sequence[str], *,
-        before: Callable[[], object] = lambda: None,
+        self, warm: WarmShell, root: Root, limits: Limits, names: Callable[[], Sequence[str]],
+        going: asyncio.Event,
     ) -> dict[str, str]:  # fmt: skip
-        """Gives the shell its root and its limits; returns what enforces them. ``names``:
-        the host's name, then what is laid over paths of the root. ``before`` is done
-        first, off the loop too."""
+        """Gives the shell its root and its limits; returns what enforces them. ``names``,
+        asked first and off the loop: the host's name, then what is laid over paths of the
+        root. From ``going`` on this process only waits for the helper: until then others
+        would be in the way."""
+        loop = asyncio.get_running_loop()
+
+        def goes() -> None:
+            loop.call_soon_threadsafe(going.set)
 
         def work() -> dict[str, str]:
-            before()
-            return self._attach(warm, root, limits, names)
+            return self._attach(warm, root, limits, names(), goes)
 
-        return await self.thread(work)
+        try:
+            return await self.thread(work)
+        finally:
+            going.set()
 
     def _attach(
-        self, warm: WarmShell, wanted: Root, limits: Limits, names: Sequence[str]
-    ) -> dict[str, str]:
+        self, warm: WarmShell, wanted: Root, limits: Limits, names: Sequence[str],
+        goes: Callable[[], None],
+    ) -> dict[str, str]:  # fmt: skip
         wanted.upper.make()
         enforced = self._cgroups.limit(warm.groups, limits)
         root = compose(self._mounts, wanted.layers, wanted.upper, above=wanted.above)
         try:
-            self._enter(warm.shell, root, names)
+            self._enter(warm.shell, root, names, goes)
         finally:
             os.close(root)
         found, asked = lower_count(warm.shell.pid), len(wanted.layers) + len(wanted.above)
@@ -154,25 +168,34 @@ class Shells:
             )
         return enforced
 
-    def _enter(self, shell: Shell, root: int, names: Sequence[str]) -> None:
+    def _enter(
+        self, shell: Shell, root: int, names: Sequence[str], goes: Callable[[], None]
+    ) -> None:
         pid = os.pidfd_open(shell.pid)
         try:
             if shell.id not in Path(f"/proc/{shell.pid}/cgroup").read_text():
                 raise Unavailable("the shell's process is not the shell's", cause="runtime")
-            done = subprocess.run(
+            helper = subprocess.Popen(
                 [str(self._settings.attach), str(pid), str(root), *names],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                pass_fds=(pid, root), timeout=self._settings.attach_s, check=False, env={},
+                pass_fds=(pid, root), env={},
             )  # fmt: skip
+            with helper:
+                goes()
+                try:
+                    _, error = helper.communicate(timeout=self._settings.attach_s)
+                except BaseException:
+                    helper.kill()
+                    raise
         except (OSError, subprocess.TimeoutExpired) as err:
             raise Unavailable(f"the root cannot be attached: {err}", cause="runtime") from err
         finally:
             os.close(pid)
-        if done.returncode:
-            said = done.stderr[:1024].decode(errors="replace").strip()
-            if done.returncode == EXIT_IMAGE:
+        if helper.returncode:
+            said = error[:1024].decode(errors="replace").strip()
+            if helper.returncode == EXIT_IMAGE:
                 raise InvalidRequest(said, field="container_image", cause="image")
-            if done.returncode == EXIT_POLICY:
+            if helper.returncode == EXIT_POLICY:
                 raise InvalidRequest(said, field="policy.files", cause="invalid")
             raise Unavailable(said or "the root cannot be attached", cause="runtime")
 
