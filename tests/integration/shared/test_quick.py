@@ -47,6 +47,17 @@ async def test_small_messages_come_in_order_with_those_of_the_ordinary_way(bus: 
     assert heard.messages[3].headers == {"A": "b"}
 
 
+async def test_what_is_flushed_is_written_without_a_turn_of_the_loop(bus: Bus) -> None:
+    subject, heard = f"test.{ids.new()}", Heard(2)
+    await quick.subscribe(bus.client, subject, heard.take)
+    assert quick.publish(bus.client, subject, b"now")
+    quick.flush(bus.client)
+    assert not bus.client._pending
+    assert quick.publish(bus.client, subject, b"later")
+    assert bus.client._pending
+    assert await heard.everything() == [b"now", b"later"]
+
+
 async def test_a_taker_is_called_by_the_reader_itself(bus: Bus) -> None:
     subject, heard, tasks = f"test.{ids.new()}", Heard(2), []
 

@@ -72,6 +72,19 @@ def test_text_and_numbers_come_back(text: str, number: int) -> None:
     assert (fields.text(Tag.PATH), fields.number(Tag.SIZE)) == (text, number)
 
 
+@given(st.lists(st.tuples(st.integers(0, 255), st.binary(min_size=8, max_size=8)), max_size=20))
+def test_fields_of_eight_bytes_are_numbers_and_texts(given: list[tuple[int, bytes]]) -> None:
+    """A payload of such fields alone is taken apart at once."""
+    fields = wire.Fields(b"".join(wire.field(tag, raw) for tag, raw in given))
+    for tag, raw in dict(given).items():
+        assert tag in fields
+        assert fields.number(tag) == int.from_bytes(raw, "little")
+        assert fields.text(tag) == raw.decode("utf-8", "surrogateescape")
+        assert fields.shown(tag, 3) == raw.decode("utf-8", "replace")[:3]
+    absent = next(tag for tag in range(256) if tag not in dict(given))
+    assert absent not in fields and fields.number(absent, 7) == 7 and not fields.text(absent)
+
+
 def test_names_that_are_not_utf8_keep_their_bytes() -> None:
     raw = b"/tmp/\xff\xfe"
     name = wire.Fields(wire.field(Tag.NAME, raw)).text(Tag.NAME)
