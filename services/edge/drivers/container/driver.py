@@ -108,8 +108,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         yes = Feature(True)
         limited = Feature(True, f"cgroup {cgroups.mode}")
         features = {
-            "exec": yes, "files": yes, "file_trees": yes, "sessions": yes, "pty": yes,
-            "ports": yes, "routes": yes, "clear": yes,
+            "exec": Feature(True, "agent"), "files": yes, "file_trees": yes, "sessions": yes,
+            "pty": yes, "ports": yes, "routes": yes, "clear": yes,
             "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
             "network_deny": Feature(True, NO_INTERFACE),
             "disk_limit": Feature(disk.works, disk.reason),

@@ -129,6 +129,7 @@ class Enforcing:
             "policy_files": Feature(True, "mounts"),
             "policy_calls": self._calls(),
             "policy_limits": Feature(True, "rlimit"),
+            "policy_signals": Feature(True, "PID namespace"),
             "sensors": probed(self._sensors.probe),
             **self._confining.features(),
         }
