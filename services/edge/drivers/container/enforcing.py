@@ -31,12 +31,14 @@ from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
 from services.edge.egress.resolver import servers_of
+from services.edge.noted import FORMS
 from services.edge.policy import seccomp
 from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
 from services.edge.policy.watched import watched
 from services.edge.sensors import decoys
+from services.edge.sensors.execs import Execs
 from services.edge.sensors.watching import Sensors
 from services.edge.violations import TURN_S, Repeats
 from shared.errors import Conflict, SandboxDied, Unavailable, Unsupported
@@ -104,7 +106,8 @@ class Enforcing:
             roots=Path(settings.roots) if settings.roots else None,
         )  # fmt: skip
         self._folders = settings.sandboxes_dir
-        self._sensors = Sensors(self._tell)
+        self._execs = Execs(settings.execs, FORMS)
+        self._sensors = Sensors(self._tell, self._execs)
         self._confining = Confining(settings.files, self._tell)
         self.vault: Vault = _no_vault
 
@@ -131,6 +134,7 @@ class Enforcing:
             "policy_limits": Feature(True, "rlimit"),
             "policy_signals": Feature(True, "PID namespace"),
             "sensors": probed(self._sensors.probe),
+            "sensors_execs": probed(self._execs.probe),
             **self._confining.features(),
         }
 
@@ -227,7 +231,8 @@ class Enforcing:
             return
         await self._sensors.begin(
             target.uid, target.project, pid=target.pid, folder=self._folders / target.uid,
-            what=watched(plan.policy), stage=plan.policy.stage, anew=anew,
+            group=Path(target.groups.v2) if target.groups.v2 else None, what=watched(plan.policy),
+            stage=plan.policy.stage, anew=anew,
         )  # fmt: skip
 
     async def _open(self, target: Target, policy: Policy) -> None:
