@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import platform
 import secrets
 import threading
 from collections.abc import Mapping
@@ -57,6 +58,7 @@ from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Root, Shells, WarmShell
 from services.edge.drivers.container.wanted import check, limits, room_of
 from services.edge.drivers.snapshotting import Captured
+from services.edge.policy import seccomp
 from services.edge.policy.plan import NO_INTERFACE, Plan
 from shared.errors import (
     CapacityExhausted,
@@ -87,7 +89,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         self._shells: Shells | None = None
         self._pool: Pool[WarmShell] | None = None
         self._pausing: Pausing | None = None
-        self._disks = Disks(settings.disks_dir, settings.disks)
+        filters = platform.machine() in seccomp.NUMBERS
+        self._disks = Disks(settings.disks_dir, settings.disks, kept=filters)
         self._capturing = Capturing(settings, self._disks, lambda: self.pausing.kind)
         self._late: asyncio.Task[None] | None = None
 

@@ -27,6 +27,7 @@ from services.edge.agent.wire import Tag
 from services.edge.cgroups import Groups
 from services.edge.drivers.base import TRUST_PATH, Feature, Secret, StartSpec
 from services.edge.drivers.container.confining import Confining, probed
+from services.edge.drivers.container.folders import disk_of
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
@@ -77,6 +78,7 @@ class Target:
     pid: int
     groups: Groups
     secrets: Sequence[Secret] = ()
+    quota: bool = False  # its disk is a project, which is kept by what it may call
 
 
 def target_of(
@@ -85,7 +87,7 @@ def target_of(
     """``data`` is what its handle keeps."""
     return Target(
         spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups,
-        spec.secrets,
+        spec.secrets, "project" in disk_of(data),
     )  # fmt: skip
 
 
@@ -268,13 +270,11 @@ class Enforcing:
         plan, old = held.plan, held.asking
         payload = b""
         asking: Asking | None = None
+        if plan.calls or target.quota:
+            payload += wire.field(Tag.FILTER, self._filter(target, plan, notify=False))
         if plan.calls:
-            policy = plan.policy
-            payload += wire.field(Tag.FILTER, seccomp.program(policy, self._machine, notify=False))
             asking = Asking(lambda denied: self._denied(held, denied), held.room)
-            payload += wire.field(
-                Tag.FILTER_ASK, seccomp.program(policy, self._machine, notify=True)
-            )
+            payload += wire.field(Tag.FILTER_ASK, self._filter(target, plan, notify=True))
             payload += wire.field(Tag.HAS_ASK, 1)
         if plan.limits.open_files is not None:
             payload += wire.field(Tag.OPEN_FILES, plan.limits.open_files)
@@ -300,8 +300,13 @@ class Enforcing:
             old.retire()
         held.asking, held.sent = asking, bool(payload)
 
+    def _filter(self, target: Target, plan: Plan, *, notify: bool) -> bytes:
+        return seccomp.program(plan.policy, self._machine, notify=notify, projects=target.quota)
+
     def _denied(self, held: _Held, denied: Denied) -> None:
         call, rule = seccomp.describe(self._machine, denied.number, denied.args)
+        if rule == "processes.fs_ioctl" and "fs_ioctl" not in held.plan.policy.deny:
+            rule = "resources.disk_mb"
         self._tell(
             Violation(
                 id="", at=time.time(), node="", uid=held.uid, project=held.project,
