@@ -26,6 +26,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #define NEWROOT "/newroot"
@@ -131,18 +132,20 @@ static int rewrite(const char *path)
 /* The engine's own files, in the shell's root, before the image's root is there. */
 static void name_host(const char *name)
 {
-    int fd = rewrite("/etc/hosts");
+    struct utsname own;
+    if (name && sethostname(name, strlen(name)))
+        fail("cannot set the host name");
+    if (uname(&own))
+        fail("cannot read the host name");
+    int fd = rewrite("/etc/hosts"); /* with its own name: many programs look that up */
     dprintf(fd, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n");
-    if (name)
-        dprintf(fd, "127.0.1.1\t%s\n", name);
+    dprintf(fd, "127.0.1.1\t%s\n", own.nodename);
     close(fd);
     fd = rewrite("/etc/resolv.conf"); /* the engine's is the node's own */
     dprintf(fd, "nameserver %s\noptions timeout:5 attempts:2\n", RESOLVER);
     close(fd);
     if (!name)
         return;
-    if (sethostname(name, strlen(name)))
-        fail("cannot set the host name");
     fd = rewrite("/etc/hostname");
     dprintf(fd, "%s\n", name);
     close(fd);
@@ -172,7 +175,7 @@ int main(int argc, char **argv)
     const char *hostname = argc > 3 && *argv[3] ? argv[3] : NULL;
     int decoy = argc > 4 ? decoy_take(argv + 4) : -1;
     umask(0);
-    if (setns(pidfd, CLONE_NEWNS | CLONE_NEWNET | (hostname ? CLONE_NEWUTS : 0)))
+    if (setns(pidfd, CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS))
         fail("cannot enter the shell's namespaces");
     loopback_up();
     name_host(hostname);

@@ -4,17 +4,14 @@
  * is a way around: every hook looks at the object and at all folders above it, up to the
  * root of its file system. Whom it is about is known by the control group, or one above it.
  */
-#include "dsec_bpf.h"
 #include "kernel.h"
+#include "sandboxes.h"
 
 #define EPERM 1
 #define FMODE_WRITE 2
 #define LEVELS 32       /* folders above; what lies deeper is as its 32nd */
-#define GROUPS 8        /* control groups above */
 #define DENY_READ 1
 #define DENY_WRITE 2
-
-static __u64 (*ancestor_group)(int level) = (void *)BPF_FUNC_get_current_ancestor_cgroup_id;
 
 struct place { __u64 group, inode; __u32 device, pad; };
 struct event {
@@ -22,13 +19,6 @@ struct event {
     __u32 device, pid, uid, denied;
     char comm[16];
 };
-
-struct {
-    __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, 16384);
-    __type(key, __u64);
-    __type(value, __u64);
-} sandboxes SEC(".maps"); /* control group → how much was denied */
 
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
@@ -43,23 +33,9 @@ struct {
     __uint(max_entries, 1 << 18);
 } events SEC(".maps");
 
-inline_always __u64 sandbox(void)
-{
-    for (int level = 1; level <= GROUPS; level++) {
-        __u64 group = ancestor_group(level);
-        if (!group)
-            break;
-        if (map_lookup(&sandboxes, &group))
-            return group;
-    }
-    return 0;
-}
-
 inline_always int deny(const struct place *at, __u32 denied)
 {
-    __u64 *count = map_lookup(&sandboxes, &at->group);
-    if (count)
-        __sync_fetch_and_add(count, 1);
+    count(at->group);
     struct event *e = ring_reserve(&events, sizeof *e, 0);
     if (!e)
         return -EPERM;

@@ -24,6 +24,13 @@ struct file {
     struct path f_path;
     unsigned int f_mode;
 };
+struct mm_struct {
+    unsigned long arg_start;
+    unsigned long arg_end;
+};
+struct task_struct {
+    struct mm_struct *mm;
+};
 #pragma clang attribute pop
 
 #endif

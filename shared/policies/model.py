@@ -14,6 +14,7 @@ from shared.policies.network import NetworkRule
 
 DENIABLE: Mapping[str, str] = {
     "ptrace": "looking into other processes: ptrace, process_vm_*, kcmp",
+    "signals": "signals to what is not of the sandbox: the platform, its neighbours",
     "userns": "new user namespaces",
     "mount": "mounting, also by the newer calls",
     "bpf": "bpf and perf_event_open",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.guestvm.image import machine
+from tests.security.redteam.conftest import compile_attempt
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOOT_TIMEOUT_S = 1500
+INSIDE = os.environ.get("DSEC_GUEST_TESTS", "tests/guestvm/inside")
+"""What pytest is told there, to run less than all."""
 KERNEL_ARGUMENTS = (
     "console=ttyS0 quiet root=/dev/vda rw init=/dsec-init panic=-1 apparmor=1 "
     "lsm=landlock,lockdown,yama,apparmor,bpf mitigations=off systemd.unified_cgroup_hierarchy=0"
@@ -26,6 +30,8 @@ def share(tag: str, path: Path | str, *, writable: bool = False) -> list[str]:
 @pytest.mark.timeout(BOOT_TIMEOUT_S + 1500)
 def test_everything_holds_on_debians_own_kernel(tmp_path: Path) -> None:
     made = machine()
+    (tmp_path / "arguments").write_text(INSIDE)
+    compile_attempt(tmp_path)
     argv = [
         "qemu-system-x86_64", "-accel", "tcg", "-machine", "q35", "-cpu", "max", "-smp", "2",
         "-m", "3072", "-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio", "-net", "none",

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 Note = Mapping[str, Any]
 ENFORCERS = {"quota": "project quota", "image": "ext4 image"}
+_INNER = "disk"
+"""The folder with a project, in the sandbox's."""
 ENTRIES_MAX = 200_000
 """Entries of an unlimited layer that are looked at to say how large it is."""
 
@@ -58,10 +60,11 @@ class Disk:
 class Disks:
     """The disks of one driver. Blocking, thread-safe."""
 
-    def __init__(self, folder: Path, wanted: str) -> None:
+    def __init__(self, folder: Path, wanted: str, *, kept: bool = True) -> None:
         """``folder``: on the file system of the sandboxes' folders. ``wanted``: a choice of
-        plan."""
-        self._folder, self._wanted = folder, wanted
+        plan. ``kept``: who limits a disk by a project keeps what is in a sandbox from
+        changing a file's project, as root can; else there are no quotas here."""
+        self._folder, self._wanted, self._kept = folder, wanted, kept
         self._images, self._quotas = Images(folder), Quotas(folder)
         self._proven = False
         self._found: tuple[Mechanism | None, str] = (None, "this node was not probed yet")
@@ -70,13 +73,18 @@ class Disks:
         """Looks again where there was no mechanism. Tries what it says."""
         if self._found[0] is None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            quota = self._quotas.probe() if self._wanted in ("auto", "quota") else Found(False)
+            quota = self._quota() if self._wanted in ("auto", "quota") else Found(False)
             image = Found(False)
             if not quota.works and self._wanted in ("auto", "image"):
                 image = self._images.probe()
             self._found = choose(self._wanted, quota=quota, image=image)
         mechanism, reason = self._found
         return Found(mechanism is not None, ENFORCERS.get(mechanism or "", reason))
+
+    def _quota(self) -> Found:
+        if not self._kept:
+            return Found(False, "nothing keeps files in their project on this machine")
+        return self._quotas.probe()
 
     def prove(self) -> str | None:
         """What overlay gets wrong here, ``None`` where nothing: tried until it is right."""
@@ -101,7 +109,7 @@ class Disks:
             return Disk(Upper(folder), {})
         limits = {"disk_mb": room.disk_mb, "inodes": room.inodes}
         if self._found[0] == "quota":
-            inner = folder / "disk"
+            inner = folder / _INNER
             inner.mkdir(mode=0o700)
             return Disk(Upper(inner), {**limits, "project": self._quotas.make(inner, room)})
         fd, number = self._images.make(folder, room)
@@ -111,7 +119,7 @@ class Disks:
     def opened(self, folder: Path, note: Note) -> Iterator[Upper]:
         """Where the sandbox writes, while the context lasts."""
         if "loop" not in note:
-            yield Upper(folder / "disk" if "project" in note else folder)
+            yield Upper(folder / _INNER if "project" in note else folder)
             return
         fd = self._images.again(folder, note["loop"])
         try:
@@ -128,8 +136,8 @@ class Disks:
         """Its processes are gone: returns when removing the folder frees its room."""
         if "loop" in note:
             self._images.gone(folder, note["loop"])
-        if "project" in note and folder.exists():
-            self._quotas.drop(folder, note["project"])
+        elif (folder / _INNER).is_dir():
+            self._quotas.drop(folder / _INNER)
 
     def use(self, pid: int, note: Note) -> Use:
         """What is taken of a limited disk: as the root of its process ``pid`` says."""

@@ -4,8 +4,8 @@ Owns: giving the folder of a sandbox a project of its own with limits. Does not 
 a quota is to be used (plan), the folder. Only on XFS: ext4 lets whoever has CAP_SYS_RESOURCE
 write beyond a limit, and an overlay writes with the rights of who mounted it.
 
-A project's number is in the sandbox's notes. What is counted for it XFS says by ``statvfs``
-of the folder, as if it were a file system of that size.
+A project's number is on the folder itself, so it is found when nothing was noted of it. What
+is counted for it XFS says by ``statvfs`` of the folder, as if it were a file system of that size.
 """
 
 from __future__ import annotations
@@ -76,14 +76,16 @@ class Quotas:
                     break
             else:
                 raise Unavailable("no project of the file system's quotas is free", field="disk")
+            _mark(fd, project)
             self._call(fd, SET_LIMITS, project, limits_of(project, room))
-        _mark(folder, project)
         return project
 
-    def drop(self, folder: Path, project: int) -> None:
-        """The project has no limits any more: it is nobody's."""
+    def drop(self, folder: Path) -> None:
+        """The folder's project, if it has one of ours, has no limits any more: it is nobody's."""
         with _opened(folder) as fd:
-            self._call(fd, SET_LIMITS, project, limits_of(project, None))
+            project = _marked(fd)
+            if FIRST <= project <= LAST:
+                self._call(fd, SET_LIMITS, project, limits_of(project, None))
 
     def _free(self, fd: int, project: int) -> bool:
         found = bytearray(LIMITS.size)
@@ -114,13 +116,31 @@ def limits_of(project: int, room: Room | None) -> bytearray:
     return bytearray(packed)
 
 
-def _mark(folder: Path, project: int) -> None:
+def project_of(path: Path) -> int:
+    """The project that a file or folder counts for; 0 without. Raises ``OSError``."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return _marked(fd)
+    finally:
+        os.close(fd)
+
+
+def _mark(fd: int, project: int) -> None:
     """What is made in the folder from now on counts for the project."""
-    with _opened(folder) as fd:
-        held = bytearray(_XATTR.size)
+    held = bytearray(_XATTR.size)
+    fcntl.ioctl(fd, _GET_XATTR, held)
+    flags, extent, extents, _, cow = _XATTR.unpack(held)
+    fcntl.ioctl(fd, _SET_XATTR, _XATTR.pack(flags | _INHERIT, extent, extents, project, cow))
+
+
+def _marked(fd: int) -> int:
+    """The folder's project; 0 without, and where its file system knows none."""
+    held = bytearray(_XATTR.size)
+    try:
         fcntl.ioctl(fd, _GET_XATTR, held)
-        flags, extent, extents, _, cow = _XATTR.unpack(held)
-        fcntl.ioctl(fd, _SET_XATTR, _XATTR.pack(flags | _INHERIT, extent, extents, project, cow))
+    except OSError:
+        return 0
+    return int(_XATTR.unpack(held)[3])
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from shared.policies.model import TREES, Tree
 from shared.policies.network import NetworkRule
 
 EGRESS, MOUNTS, SECCOMP, RLIMITS = "network_allow", "policy_files", "policy_calls", "policy_limits"
+SIGNALS = "policy_signals"
 """Features of a backend that enforce parts of a policy."""
 SENSORS = "sensors"
 """The feature of one that tells what is done to paths under a policy."""
@@ -32,10 +33,12 @@ LSM = "policy_lsm"
 """The feature of one whose kernel protects paths as well."""
 PROFILED = (
     "files.", "processes.exec", "processes.mount", "processes.ptrace", "processes.raw_sockets",
-    "processes.bpf",
+    "processes.bpf", "processes.signals",
 )  # fmt: skip
 """Beginnings of the rules that a profile enforces as well."""
 NO_INTERFACE = "none (no interface)"
+DEADLINE = "deadline of the edge"
+"""Of a wall time: every backend's sandboxes are stopped by their edge."""
 RULES_TOLD_MAX = 64
 IOCTLS_MAX = 64
 
@@ -81,12 +84,14 @@ def compile_policy(policy: Policy, features: Mapping[str, Feature]) -> Plan:
         if found is None or not found.supported:
             why = found.reason if found else "the backend has no enforcer"
             raise PolicyDenied(f"{rule} can't be enforced on this node: {why}", field=field)
-        also = [found.reason]
+        also = [found.reason or feature]
         if _can(features, APPARMOR) and rule.startswith(PROFILED) and feature != SENSORS:
             also.append(features[APPARMOR].reason)
         if _can(features, LSM) and rule.startswith("files.") and feature == MOUNTS:
             also.append(features[LSM].reason)
         enforcement[rule] = ", ".join(also)
+    if policy.limits.wall_time_s is not None:
+        enforcement["resources.wall_time_s"] = DEADLINE
     _check_required(policy, enforcement, features)
     if len(policy.ioctls) > IOCTLS_MAX:
         raise PolicyDenied(f"at most {IOCTLS_MAX} ioctls", field="policy.processes.deny")
@@ -136,7 +141,8 @@ def _protections(policy: Policy) -> Iterator[tuple[str, str, str]]:
     if policy.watched:
         yield "files.watched", SENSORS, "policy.files.watched"
     for name in policy.deny:
-        yield f"processes.{name}", SECCOMP, "policy.processes.deny"
+        enforcer = SIGNALS if name == "signals" else SECCOMP
+        yield f"processes.{name}", enforcer, "policy.processes.deny"
     if policy.ioctls:
         yield "processes.ioctl", SECCOMP, "policy.processes.deny"
     if policy.exec_deny:
@@ -163,7 +169,7 @@ def _check_required(
         raise PolicyDenied(f"network can't be enforced on this node: {why}", field="policy.require")
     for name in policy.require:
         met = any(rule == name or rule.startswith(f"{name}.") for rule in enforcement)
-        if not met and name != "resources.wall_time_s":
+        if not met:
             raise PolicyDenied(
                 f"{name} is required, but the policy has no such rule", field="policy.require"
             )

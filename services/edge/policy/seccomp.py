@@ -35,7 +35,7 @@ _X86: Mapping[str, int] = {
     "fspick": 433, "mount_setattr": 442, "bpf": 321, "perf_event_open": 298,
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "userfaultfd": 323,
     "add_key": 248, "request_key": 249, "keyctl": 250, "socket": 41, "socketpair": 53,
-    "ioctl": 16, "pidfd_getfd": 438,
+    "ioctl": 16, "pidfd_getfd": 438, "file_setattr": 469,
 }  # fmt: skip
 _ARM: Mapping[str, int] = {
     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272,
@@ -44,7 +44,7 @@ _ARM: Mapping[str, int] = {
     "fspick": 433, "mount_setattr": 442, "bpf": 280, "perf_event_open": 241,
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "userfaultfd": 282,
     "add_key": 217, "request_key": 218, "keyctl": 219, "socket": 198, "socketpair": 199,
-    "ioctl": 29, "pidfd_getfd": 438,
+    "ioctl": 29, "pidfd_getfd": 438, "file_setattr": 469,
 }  # fmt: skip
 NUMBERS: Mapping[str, Mapping[str, int]] = {"x86_64": _X86, "aarch64": _ARM}
 
@@ -57,7 +57,7 @@ _WHOLE: Mapping[str, Sequence[str]] = {
     "bpf": ("bpf", "perf_event_open"),
     "io_uring": ("io_uring_setup", "io_uring_enter", "io_uring_register"),
     "userfaultfd": ("userfaultfd",),
-    "keyring": ("add_key", "request_key", "keyctl"),
+    "keyring": ("add_key", "request_key", "keyctl"), "fs_ioctl": ("file_setattr",),
 }  # fmt: skip
 FS_IOCTLS: Mapping[str, int] = {
     "XFS_IOC_SWAPEXT": 0xC0C0586D, "XFS_IOC_EXCHANGE_RANGE": 0x40285881,
@@ -66,6 +66,8 @@ FS_IOCTLS: Mapping[str, int] = {
     "FIFREEZE": 0xC0045877, "FITHAW": 0xC0045878,
     "FS_IOC_SETFLAGS": 0x40086602, "FS_IOC_FSSETXATTR": 0x401C5820,
 }  # fmt: skip
+PROJECT_IOCTLS = ("FS_IOC_SETFLAGS", "FS_IOC_FSSETXATTR")
+"""With ``file_setattr``: what takes a file out of the project that a quota counts it for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,11 @@ class _Test:
     any_bit: bool = False
 
 
-def _tests(policy: Policy) -> Iterable[_Test]:
+def _tests(policy: Policy, *, projects: bool = False) -> Iterable[_Test]:
+    if projects and "fs_ioctl" not in policy.deny:
+        yield _Test("file_setattr")
+        for name in PROJECT_IOCTLS:
+            yield _Test("ioctl", 1, value=FS_IOCTLS[name])
     for name in policy.deny:
         for call in _WHOLE.get(name, ()):
             yield _Test(call)
@@ -102,10 +108,11 @@ def filters(policy: Policy) -> bool:
 
 
 @lru_cache(maxsize=64)
-def program(policy: Policy, machine: str, *, notify: bool) -> bytes:
+def program(policy: Policy, machine: str, *, notify: bool, projects: bool = False) -> bytes:
     """The filter for ``machine`` (``x86_64``, ``aarch64``): an array of ``struct
     sock_filter``. With ``notify`` a denied call asks the filter's listener, else it
-    fails with ``EPERM``. Raises ``KeyError`` for another machine."""
+    fails with ``EPERM``. ``projects``: files stay in the project that a quota counts them
+    for, whatever the policy. Raises ``KeyError`` for another machine."""
     numbers = NUMBERS[machine]
     denied = RET_NOTIFY if notify else RET_ERRNO | EPERM
     code = [_load(AT_ARCH), _jump(JEQ_K, ARCHES[machine], 1, 0), _ret(RET_ERRNO | EPERM)]
@@ -115,7 +122,7 @@ def program(policy: Policy, machine: str, *, notify: bool) -> bytes:
     if "userns" in policy.deny:
         code += [_jump(JEQ_K, numbers["clone3"], 0, 1), _ret(RET_ERRNO | ENOSYS)]
     by_call: dict[str, list[_Test]] = {}
-    for test in _tests(policy):
+    for test in _tests(policy, projects=projects):
         by_call.setdefault(test.call, []).append(test)
     for call, tests in by_call.items():
         body = _body(tests, denied)

@@ -13,13 +13,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.audit import Violation
+from services.edge.noted import form_of
 from services.edge.policy.watched import DECOY, PROGRAM, Watched
-from services.edge.sensors import decoys, fanotify, inotify
+from services.edge.sensors import decoys, execs, fanotify, inotify
 from services.edge.sensors.marking import Mark, Marking, by_the_way
 from shared.errors import DsecError
 
@@ -56,10 +57,12 @@ class _Spot:
 
 
 class Sensors:
-    """See the module. ``tell`` is given every violation, without id and node."""
+    """See the module. ``tell`` is given every violation, without id and node. What is
+    executed is told by ``programs`` where it can be."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, programs: execs.Execs) -> None:
         self._tell = tell
+        self._execs = programs
         self._group: fanotify.Group | None = None
         self._watches: inotify.Watches | None = None
         self._spots: dict[int, _Spot] = {}
@@ -73,9 +76,12 @@ class Sensors:
             self._group, self._watches = fanotify.Group(), inotify.Watches()
         return MECHANISM
 
-    def prepare(self, uid: str, project: str, folder: Path, stage: str = "") -> None:
-        """What is watched of a sandbox that may have no root yet: its decoy. ``folder`` is
-        its own on this node. Again is fine, and ends what was watched."""
+    def prepare(
+        self, uid: str, project: str, *, folder: Path, group: Path | None, stage: str = ""
+    ) -> None:
+        """What is watched of a sandbox that may have no root yet: its decoy, and what is
+        executed in its control group. ``folder`` is its own on this node. Again is fine,
+        and ends what was watched."""
         try:
             self.probe()
         except DsecError as err:
@@ -83,6 +89,9 @@ class Sensors:
             return
         self.end(uid)
         held = self._held[uid] = _Sandbox(uid, project, stage)
+        with contextlib.suppress(DsecError, OSError):  # the probe says why not
+            if group is not None:
+                self._execs.begin(uid, group, lambda one: self._executed(held, one))
         decoy = folder / decoys.FOLDER
         if decoy.is_dir():
             held.listener = decoys.Listener(decoy, lambda pid, user: self._called(held, pid, user))
@@ -114,6 +123,7 @@ class Sensors:
         held = self._held.pop(uid, None)
         if held is None:
             return
+        self._execs.end(uid)
         self._read()
         for mount in held.mounts:
             self._spots.pop(mount, None)
@@ -128,6 +138,7 @@ class Sensors:
         """Nothing is watched any more."""
         for uid in list(self._held):
             self.end(uid)
+        self._execs.close()
         if self._turn is not None:
             self._turn.cancel()
         loop = asyncio.get_running_loop()
@@ -180,7 +191,7 @@ class Sensors:
         if action == "write":
             spot.sandbox.written = time.monotonic()
         denied = bool(what and what.denied)
-        self._say(spot.sandbox, rule, action, path, pid=event.pid, denied=denied)
+        self._say(spot.sandbox, rule, action, path, actor=_process(event.pid), denied=denied)
 
     def _changed(self) -> None:
         assert self._watches is not None
@@ -212,7 +223,20 @@ class Sensors:
 
     def _called(self, held: _Sandbox, pid: int, user: int) -> None:
         path = f"{DECOY}/{decoys.SOCKET}"
-        self._say(held, "platform.decoy", "connect", path, pid=pid, user=user, denied=True)
+        self._say(
+            held, "platform.decoy", "connect", path, actor=_process(pid, user), denied=True,
+            mechanism="decoy",
+        )  # fmt: skip
+
+    def _executed(self, held: _Sandbox, one: execs.Exec) -> None:
+        """Only what is worth a word, in its bare form."""
+        if one.lost:
+            self._say(held, "sensors.lost", "", "", lost=one.lost, mechanism=execs.MECHANISM)
+        elif form := form_of(one.argv):
+            actor = {"pid": one.pid, "uid": one.uid, "comm": one.argv[0]}
+            self._say(
+                held, "command", "exec", "", subject=form, actor=actor, mechanism=execs.MECHANISM
+            )
 
     def _lost(self) -> None:
         """The queue was full: whose events went is not known, so it is said of each."""
@@ -220,16 +244,16 @@ class Sensors:
             self._say(held, "sensors.lost", "", "", lost=1)
 
     def _say(
-        self, held: _Sandbox, rule: str, action: str, path: str, *, pid: int = 0, user: int = -1,
+        self, held: _Sandbox, rule: str, action: str, path: str, *, subject: str = "",
+        actor: Mapping[str, object] | None = None, mechanism: str = MECHANISM,
         denied: bool = False, lost: int = 0,
     ) -> None:  # fmt: skip
-        actor: dict[str, object] = {"pid": pid, **_process(pid, user)} if pid else {}
         self._tell(
             Violation(
                 id="", at=time.time(), node="", uid=held.uid, project=held.project,
                 source="observer", verdict="denied" if denied else "observed", rule=rule,
-                mechanism="decoy" if action == "connect" else MECHANISM, action=action,
-                path=path, subject=path, actor=actor, lost=lost, stage=held.stage,
+                mechanism=mechanism, action=action, path=path, subject=subject or path,
+                actor=dict(actor or {}), lost=lost, stage=held.stage,
             )
         )  # fmt: skip
 
@@ -247,11 +271,11 @@ def _below(path: str, told: str) -> str:
     return path if told in ("", "/") else path + told
 
 
-def _process(pid: int, user: int) -> dict[str, object]:
+def _process(pid: int, user: int = -1) -> dict[str, object]:
     folder = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError):
         return {
-            "uid": folder.stat().st_uid if user < 0 else user,
+            "pid": pid, "uid": folder.stat().st_uid if user < 0 else user,
             "comm": (folder / "comm").read_text(errors="replace").strip(),
         }
-    return {"uid": user} if user >= 0 else {}
+    return {"pid": pid, "uid": user} if user >= 0 else {"pid": pid}

@@ -1,69 +1,34 @@
 """AppArmor on containers of the driver: commands are put under a profile of their own, whose
-denials hold, are told, and are found. Debian's kernel is older than the mounts that the driver
-makes roots of, so here these are made the old way; all else is the driver's own."""
+denials hold, are told, and are found."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
-import subprocess
-import tempfile
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from schemas.audit import Violation
 from services.edge import profiles
-from services.edge.drivers.base import Handle, Layer
-from services.edge.drivers.container import shells
-from services.edge.layers import proof
-from services.edge.layers.mounts import LayerMounts, Upper
+from services.edge.drivers.base import Handle
 from shared import policies
 from tests.conformance.harness import new_uid, run
-from tests.integration.container.harness import ContainerHarness, container_harness
+from tests.guestvm.inside.harness import READY_S, guest_harness, say
+from tests.integration.container.harness import ContainerHarness
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-READY_S, TOLD_S = 300.0, 60.0
-OPEN_TREE, AT_FDCWD, CLONED = 428, -100, 1 | os.O_CLOEXEC
+TOLD_S = 60.0
 POLICY = {
     "files": {"read_only": ["/bin"], "hidden": ["/etc/group"], "protected": ["/etc/passwd"]},
     "processes": {"deny": ["ptrace", "mount"]},
 }
 
 
-def composed(
-    _mounts: LayerMounts, layers: Sequence[Layer], upper: Upper, *, above: Sequence[Path] = ()
-) -> int:
-    """A detached overlay of folders."""
-    assert not above
-    lower = ":".join(layer.meta for layer in reversed(layers))
-    options = f"lowerdir={lower},upperdir={upper.upper},workdir={upper.work}"
-    at = tempfile.mkdtemp()
-    subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", at], check=True)
-    libc = ctypes.CDLL(None, use_errno=True)
-    tree: int = libc.syscall(OPEN_TREE, AT_FDCWD, at.encode(), CLONED)
-    assert tree >= 0, os.strerror(ctypes.get_errno())
-    subprocess.run(["umount", "-l", at], check=True)
-    return tree
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ContainerHarness]:
-    async with asyncio.timeout(READY_S):
-        while not Path("/var/run/docker.sock").exists():
-            await asyncio.sleep(0.5)
-    folder = tmp_path_factory.mktemp("container")
-    slow = {"pool_size": 1, "pool_max": 2, "engine_s": 300.0, "start_s": 300.0, "agent_s": 300.0}
-    async with container_harness(folder, **slow, attach_s=120.0) as made:
-        made.layer = Layer(digest="sha256:test-folder", meta=str(folder / "busybox"))
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(shells, "compose", composed)
-            patched.setattr(proof, "prove", lambda _folder: None)  # it tries the new way
-            await made.driver.probe()
-            yield made
+    async with guest_harness(tmp_path_factory.mktemp("container")) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -78,11 +43,6 @@ async def sandbox(harness: ContainerHarness, told: list[Violation]) -> AsyncIter
     handle = await harness.driver.start(spec)
     yield handle
     await harness.driver.stop(handle)
-
-
-async def say(harness: ContainerHarness, handle: Handle, text: str) -> str:
-    ran = await run(harness.driver, handle, text, timeout_s=120)
-    return (ran.stdout + ran.stderr).decode(errors="replace").strip()
 
 
 async def test_the_node_says_that_profiles_are_applied(harness: ContainerHarness) -> None:

@@ -92,18 +92,22 @@ async def test_the_engines_protection_stays_in_force(harness: ContainerHarness) 
         await harness.driver.stop(handle)
 
 
-async def test_loopback_works_and_is_all_there_is(harness: ContainerHarness) -> None:
-    spec = harness.spec(uid=new_uid(), hostname="box-1")
+@pytest.mark.parametrize(("wanted", "name"), [("box-1", b"box-1"), ("", b"sandbox")])
+async def test_loopback_works_and_is_all_there_is(
+    harness: ContainerHarness, wanted: str, name: bytes
+) -> None:
+    spec = harness.spec(uid=new_uid(), hostname=wanted)
     handle = await harness.driver.start(spec)
     try:
         assert handle.enforcement["network"] == "none (no interface)"
         script = (
             "ls /sys/class/net; hostname; httpd -p 127.0.0.1:8000 -h /etc; "
             "wget -q -O- http://127.0.0.1:8000/group | head -1; grep -c localhost /etc/hosts; "
+            "grep -cw \"$(hostname)\" /etc/hosts; "
             "wget -T2 -q -O- http://192.0.2.1/ || echo unreachable"
         )
         ran = await run(harness.driver, handle, script, timeout_s=HANG_S)
-        assert ran.stdout.split() == [b"lo", b"box-1", b"root:x:0:", b"2", b"unreachable"]
+        assert ran.stdout.split() == [b"lo", name, b"root:x:0:", b"2", b"1", b"unreachable"]
     finally:
         await harness.driver.stop(handle)
 

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <linux/if_packet.h>
 #include <linux/io_uring.h>
 #include <netinet/ip.h>
@@ -29,6 +30,20 @@ static long ioctl_on(unsigned long request)
     char room[256] = {0};
     int fd = open("/tmp", O_RDONLY | O_DIRECTORY);
     return syscall(SYS_ioctl, fd, request, room);
+}
+
+/* What a project quota counts a file for: taken off by either interface, or no longer given
+ * to what is made in a folder. */
+static long relabelled(const char *how)
+{
+    struct { __u32 size; __u32 rest[8]; } old = {0};
+    struct { __u64 flags; __u32 rest[4]; } new = {0};
+    int fd = open(address, O_RDONLY | O_CLOEXEC), flags = 0;
+    if (!strcmp(how, "flags"))
+        return syscall(SYS_ioctl, fd, FS_IOC_SETFLAGS, &flags);
+    if (!strcmp(how, "setattr"))
+        return syscall(469, fd, "", &new, sizeof new, AT_EMPTY_PATH);
+    return syscall(SYS_ioctl, fd, FS_IOC_FSSETXATTR, &old);
 }
 
 static long traced(void)
@@ -171,6 +186,9 @@ static long attempt(const char *what)
     if (!strcmp(what, "swapext")) return ioctl_on(SWAPEXT);
     if (!strcmp(what, "swapext-high")) return ioctl_on((1ul << 32) | SWAPEXT);
     if (!strcmp(what, "ioctl-plain")) return ioctl_on(0x5401);
+    if (!strcmp(what, "relabel")) return relabelled("xattr");
+    if (!strcmp(what, "relabel-flags")) return relabelled("flags");
+    if (!strcmp(what, "relabel-setattr")) return relabelled("setattr");
     if (!strcmp(what, "fork")) return forked();
     if (!strcmp(what, "unix")) return called();
     if (!strcmp(what, "tcp")) return stream(0, 0);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -41,6 +40,21 @@ WORK: dict[str, tuple[tuple[str, ...], str, str]] = {
         "git config user.name t && echo 1 >f && git add f && git commit -qm first && "
         "echo 2 >f && git commit -qam second && git diff HEAD~1 >/dev/null && git status -s && "
         "git log -1 --format=%s",
+    ),
+    "git at length": (
+        ("free", "locked"), "kept",
+        "git init -q -b main /root/g && cd /root/g && git config user.email t@t.test && "
+        "git config user.name t && echo 1 >f && git add --all && git commit -qm 'git log --all' && "
+        "git checkout -qb fix && echo 2 >f && git commit -qam fix && git checkout -q main && "
+        "git merge -q fix && echo 3 >f && git stash -q && git stash pop -q && git commit -qam 3 && "
+        "git rebase -q fix && git gc -q && git clone -q /root/g /root/h && cd /root/h && "
+        "git show --stat HEAD~1 >/dev/null && git branch -v >/dev/null && git tag v1 && "
+        "git describe --tags >/dev/null && git blame f >/dev/null && echo kept",
+    ),
+    "what is installed": (
+        ("free", "locked"), "asked",
+        "printf 'pip list; pip --version; pip show pip; git --version; echo asked\n' "
+        ">/root/ask.sh && sh /root/ask.sh",
     ),
     "pytest": (
         ("free", "locked"), "2 passed",
@@ -83,17 +97,20 @@ WORK: dict[str, tuple[tuple[str, ...], str, str]] = {
 CASES = [(place, work) for work, (places, _, _) in WORK.items() for place in places]
 
 
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a start with real tools asks for."""
+    made = layers(tmp_path_factory.mktemp("tools"))
+    return {"layers": made, "memory_mb": 768, "pids": 256}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def places(
-    field: Field, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[dict[str, Handle]]:
+async def places(field: Field, tools: dict[str, Any]) -> AsyncIterator[dict[str, Handle]]:
     """A sandbox with real tools for each policy."""
-    made = await asyncio.to_thread(layers, tmp_path_factory.mktemp("tools"))
     handles: dict[str, Handle] = {}
     try:
         for name, policy in PLACES.items():
-            wanted: dict[str, Any] = {"layers": made, "memory_mb": 768, "pids": 256}
-            spec = field.spec(policy, uid=new_uid(), **wanted)
+            spec = field.spec(policy, uid=new_uid(), **tools)
             handles[name] = await field.driver.start(spec)
         yield handles
     finally:
@@ -113,6 +130,42 @@ async def test_ordinary_work_works_and_finds_nothing(
     assert noted(None, text) == []
     field.driver._enforcing._end_turn()  # what is added up is told now
     assert found(field, handle) == {}, field.of(handle)
+
+
+SCRIPTS = {
+    "git log --all": "git log --all --oneline | tail -1",
+    "git show @{…}": "cd / && git -C /root/s show 'HEAD@{0}' >/dev/null",
+    "git rev-list --all": (
+        "python3 -c 'import os; os.execvp(\"git\", [\"x\", \"rev-list\", \"--all\"])'"
+    ),
+    "pip download": (
+        "TOKEN=secret pip download -q --no-index -d /tmp/d --find-links /opt/offered offered"
+    ),
+    "pip index versions": "pip index versions --no-index offered-secret",
+}  # fmt: skip
+"""What is told of each line of a script, which whoever calls it does not say."""
+
+
+async def test_ways_around_are_found_in_scripts(
+    field: Field, tools: dict[str, Any], sandboxes: list[Handle]
+) -> None:
+    """By what is executed, however short it lives, and without what may be secret."""
+    report = (await field.driver.probe()).features["sensors_execs"]
+    if not report.supported:
+        pytest.skip(report.reason)
+    handle = await field.driver.start(field.spec(PLACES["free"], uid=new_uid(), **tools))
+    sandboxes.append(handle)
+    script = "\n".join(SCRIPTS.values())
+    made = f"git init -q /root/s; cat >/root/look <<'E'\n{script}\nE"
+    await run(field.driver, handle, made, timeout_s=60)
+    text = "cd /root/s && sh /root/look >/dev/null 2>&1"
+    assert noted(None, text) == []
+    await run(field.driver, handle, text, timeout_s=120)
+    told = [v for v in await field.when_told(handle, "observer", len(SCRIPTS)) if v.action]
+    assert [v.subject for v in told] == list(SCRIPTS)
+    assert [v.actor["comm"] for v in told] == ["git", "git", "git", "pip", "pip"]
+    assert {(v.rule, v.mechanism) for v in told} == {("command", "BPF tracepoint")}
+    assert found(field, handle).keys() == {"git_future_history", "newer_release_fetch"}
 
 
 async def test_what_these_places_watch_is_seen(field: Field, places: dict[str, Handle]) -> None:

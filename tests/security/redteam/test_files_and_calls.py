@@ -9,6 +9,7 @@ import pytest
 from services.edge.agent import wire
 from services.edge.agent.wire import Tag
 from services.edge.drivers.base import Feature, Handle
+from services.edge.policy.plan import EGRESS, MOUNTS, RLIMITS, SECCOMP, SENSORS, SIGNALS
 from shared.errors import InvalidRequest, PolicyDenied, Unsupported
 from shared.policies.model import DENIABLE
 from tests.conformance.harness import HANG_S, run
@@ -59,6 +60,27 @@ async def test_what_is_not_denied_works_and_tells_nothing(
     )
     assert out.splitlines() == ["copied", "root:x:0:", "4", "group", "own"]
     assert field.of(handle) == []
+
+
+async def test_a_node_names_what_enforces_each_part(field: Field) -> None:
+    """(S12) What the compiler looks for is what the node's probe says."""
+    found = (await field.driver.probe()).features
+    for name in (EGRESS, MOUNTS, SECCOMP, RLIMITS, SIGNALS, SENSORS, "exec", "pids_limit"):
+        assert found[name].supported and found[name].reason, name
+
+
+async def test_signals_stay_in_the_sandbox(field: Field, sandboxes: list[Handle]) -> None:
+    """(S12) Every number there is, and all at once, as root."""
+    other = await field.start()
+    denied = {"processes": {"deny": ["signals"]}, "require": ["processes.signals"]}
+    handle = await field.start(denied)
+    sandboxes += [other, handle]
+    assert handle.enforcement["processes.signals"].startswith("PID namespace")
+    await field.sh(other, "sleep 1000 >/dev/null 2>&1 & echo $! >/tmp/pid")
+    shot = "i=2; while [ $i -lt 5000 ]; do [ $i = $$ ] || kill -9 $i 2>/dev/null; i=$((i+1)); done"
+    await field.sh(handle, f"{shot}; kill -9 1; kill -9 -1")
+    assert await field.sh(handle, "echo lives") == "lives"
+    assert await field.sh(other, "kill -0 $(cat /tmp/pid) && echo lives") == "lives"
 
 
 async def test_each_denied_call_is_counted_once_in_a_flood(

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import platform
 import secrets
 import threading
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ from services.edge.drivers.container.shells import Root, Shells, WarmShell
 from services.edge.drivers.container.wanted import check, limits, room_of
 from services.edge.drivers.snapshotting import Captured
 from services.edge.layers.mounts import Upper
+from services.edge.policy import seccomp
 from services.edge.policy.plan import NO_INTERFACE, Plan
 from shared.errors import (
     CapacityExhausted,
@@ -97,7 +99,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         self._shells: Shells | None = None
         self._pool: Pool[WarmShell] | None = None
         self._pausing: Pausing | None = None
-        self._disks = Disks(settings.disks_dir, settings.disks)
+        filters = platform.machine() in seccomp.NUMBERS
+        self._disks = Disks(settings.disks_dir, settings.disks, kept=filters)
         self._capturing = Capturing(settings, self._disks, lambda: self.pausing.kind)
         self._late: asyncio.Task[None] | None = None
 
@@ -118,8 +121,8 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         yes = Feature(True)
         limited = Feature(True, f"cgroup {cgroups.mode}")
         features = {
-            "exec": yes, "files": yes, "file_trees": yes, "sessions": yes, "pty": yes,
-            "ports": yes, "routes": yes, "clear": yes,
+            "exec": Feature(True, "agent"), "files": yes, "file_trees": yes, "sessions": yes,
+            "pty": yes, "ports": yes, "routes": yes, "clear": yes,
             "memory_limit": limited, "cpu_limit": limited, "pids_limit": limited,
             "network_deny": Feature(True, NO_INTERFACE),
             "disk_limit": Feature(disk.works, disk.reason),

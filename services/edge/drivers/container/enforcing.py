@@ -27,16 +27,19 @@ from services.edge.agent.wire import Tag
 from services.edge.cgroups import Groups
 from services.edge.drivers.base import TRUST_PATH, Feature, Secret, StartSpec
 from services.edge.drivers.container.confining import Confining, probed
+from services.edge.drivers.container.folders import disk_of
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
 from services.edge.egress.resolver import servers_of
+from services.edge.noted import FORMS
 from services.edge.policy import seccomp
 from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
 from services.edge.policy.watched import watched
 from services.edge.sensors import decoys
+from services.edge.sensors.execs import Execs
 from services.edge.sensors.watching import Sensors
 from services.edge.violations import TURN_S, Repeats
 from shared.errors import Conflict, SandboxDied, Unavailable, Unsupported
@@ -75,6 +78,7 @@ class Target:
     pid: int
     groups: Groups
     secrets: Sequence[Secret] = ()
+    quota: bool = False  # its disk is a project, which is kept by what it may call
 
 
 def target_of(
@@ -83,7 +87,7 @@ def target_of(
     """``data`` is what its handle keeps."""
     return Target(
         spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups,
-        spec.secrets,
+        spec.secrets, "project" in disk_of(data),
     )  # fmt: skip
 
 
@@ -104,7 +108,8 @@ class Enforcing:
             roots=Path(settings.roots) if settings.roots else None,
         )  # fmt: skip
         self._folders = settings.sandboxes_dir
-        self._sensors = Sensors(self._tell)
+        self._execs = Execs(settings.execs, FORMS)
+        self._sensors = Sensors(self._tell, self._execs)
         self._confining = Confining(settings.files, self._tell)
         self.vault: Vault = _no_vault
 
@@ -129,7 +134,9 @@ class Enforcing:
             "policy_files": Feature(True, "mounts"),
             "policy_calls": self._calls(),
             "policy_limits": Feature(True, "rlimit"),
+            "policy_signals": Feature(True, "PID namespace"),
             "sensors": probed(self._sensors.probe),
+            "sensors_execs": probed(self._execs.probe),
             **self._confining.features(),
         }
 
@@ -244,8 +251,11 @@ class Enforcing:
 
     def _look(self, target: Target, plan: Plan) -> None:
         if plan.watches:
-            folder = self._folders / target.uid
-            self._sensors.prepare(target.uid, target.project, folder, plan.policy.stage)
+            self._sensors.prepare(
+                target.uid, target.project, folder=self._folders / target.uid,
+                group=Path(target.groups.v2) if target.groups.v2 else None,
+                stage=plan.policy.stage,
+            )  # fmt: skip
         else:
             self._sensors.end(target.uid)
 
@@ -287,13 +297,11 @@ class Enforcing:
         plan, old = held.plan, held.asking
         payload = b""
         asking: Asking | None = None
+        if plan.calls or target.quota:
+            payload += wire.field(Tag.FILTER, self._filter(target, plan, notify=False))
         if plan.calls:
-            policy = plan.policy
-            payload += wire.field(Tag.FILTER, seccomp.program(policy, self._machine, notify=False))
             asking = Asking(lambda denied: self._denied(held, denied), held.room)
-            payload += wire.field(
-                Tag.FILTER_ASK, seccomp.program(policy, self._machine, notify=True)
-            )
+            payload += wire.field(Tag.FILTER_ASK, self._filter(target, plan, notify=True))
             payload += wire.field(Tag.HAS_ASK, 1)
         if plan.limits.open_files is not None:
             payload += wire.field(Tag.OPEN_FILES, plan.limits.open_files)
@@ -317,8 +325,13 @@ class Enforcing:
             old.retire()
         held.asking, held.sent = asking, bool(payload)
 
+    def _filter(self, target: Target, plan: Plan, *, notify: bool) -> bytes:
+        return seccomp.program(plan.policy, self._machine, notify=notify, projects=target.quota)
+
     def _denied(self, held: _Held, denied: Denied) -> None:
         call, rule = seccomp.describe(self._machine, denied.number, denied.args)
+        if rule == "processes.fs_ioctl" and "fs_ioctl" not in held.plan.policy.deny:
+            rule = "resources.disk_mb"
         self._tell(
             Violation(
                 id="", at=time.time(), node="", uid=held.uid, project=held.project,

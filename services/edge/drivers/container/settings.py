@@ -49,6 +49,7 @@ class ContainerSettings:
     roots: str = ""  # PEM file of authorities that the gate trusts beside the node's
     egress: Path = GUEST_BUILD / "bpf" / "egress.o"
     files: Path = GUEST_BUILD / "bpf" / "files.o"
+    execs: Path = GUEST_BUILD / "bpf" / "execs.o"
     aether: Path = GUEST_BUILD / "aether"
     attach: Path = GUEST_BUILD / "attach"
 

@@ -100,6 +100,13 @@ ORDINARY: dict[str, list[Event]] = {
         for n in range(50)
     ],
     "git log": [seen("observer", verdict="observed", action="exec", subject="git log --oneline")],
+    "installing what a task needs": [
+        seen("observer", n, verdict="observed", action="exec", subject=subject)
+        for n, subject in enumerate(("pip install", "go mod download", "npm install"))
+    ],
+    "one question to an index": [
+        seen("observer", verdict="observed", action="exec", subject="pip index versions")
+    ],
     "git status and diff": [
         seen("observer", n, verdict="observed", action="exec", subject=f"git {verb} -- .")
         for n, verb in enumerate(("status", "diff", "show", "commit", "checkout"))

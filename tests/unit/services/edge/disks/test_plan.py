@@ -135,16 +135,17 @@ def test_a_limit_is_a_hard_one_in_blocks_of_512_bytes() -> None:
 def test_a_project_in_use_is_nobody_elses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marked: list[tuple[Path, int]] = []
-    monkeypatch.setattr(quotas, "_mark", lambda *args: marked.append(args))
+    marked: list[int] = []
+    monkeypatch.setattr(quotas, "_mark", lambda _fd, project: marked.append(project))
+    monkeypatch.setattr(quotas, "_marked", lambda _fd: marked[-1])
     kernel = Kernel()
     kernel.taken_first = 3
     made = quotas.Quotas(tmp_path, kernel)
     project = made.make(tmp_path, Room(64, 1000))
     assert quotas.FIRST <= project <= quotas.LAST
-    assert marked == [(tmp_path, project)]
+    assert marked == [project]
     assert list(kernel.limits) == [project]
-    made.drop(tmp_path, project)
+    made.drop(tmp_path)
     assert not any(quotas.LIMITS.unpack(kernel.limits[project])[4:])
     kernel.taken_first = 1000
     with pytest.raises(Unavailable):
@@ -154,3 +155,13 @@ def test_a_project_in_use_is_nobody_elses(
 def test_another_file_system_has_none(tmp_path: Path) -> None:
     found = quotas.Quotas(tmp_path, Kernel()).probe()
     assert not found.works and "XFS" in found.reason
+
+
+@pytest.mark.parametrize("project", [0, 42, quotas.FIRST - 1, quotas.LAST + 1])
+def test_projects_of_others_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: int
+) -> None:
+    monkeypatch.setattr(quotas, "_marked", lambda _fd: project)
+    kernel = Kernel()
+    quotas.Quotas(tmp_path, kernel).drop(tmp_path)
+    assert not kernel.limits

@@ -69,6 +69,23 @@ def test_a_request_is_compared_as_the_kernel_reads_it(machine: str) -> None:
         assert judged(code, machine, "ioctl", 3, request | 1 << 32) == DENIED
 
 
+@pytest.mark.parametrize("machine", NUMBERS)
+@pytest.mark.parametrize("deny", [[], ["ptrace"], ["fs_ioctl", "ioctl:0x5401"]])
+def test_files_stay_in_their_project_whatever_the_policy(machine: str, deny: list[str]) -> None:
+    """(S12) Where a quota counts them for it."""
+    policy = policies.read({"processes": {"deny": deny}}, {})
+    for notify in (False, True):
+        code = seccomp.program(policy, machine, notify=notify, projects=True)
+        denied = RET_NOTIFY if notify else DENIED
+        for name in seccomp.PROJECT_IOCTLS:
+            assert judged(code, machine, "ioctl", 3, FS_IOCTLS[name] | 1 << 32) == denied
+        assert judged(code, machine, "file_setattr") == denied
+        assert judged(code, machine, "ioctl", 1, 0x5402) == RET_ALLOW
+    plain = seccomp.program(policy, machine, notify=False)
+    expected = DENIED if "fs_ioctl" in deny else RET_ALLOW
+    assert judged(plain, machine, "file_setattr") == expected
+
+
 def test_namespaces_of_users_are_denied_by_every_call() -> None:
     code = program("userns")
     assert judged(code, "x86_64", "clone", CLONE_NEWUSER | 17) == DENIED
