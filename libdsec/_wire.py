@@ -305,7 +305,8 @@ class SandboxEvent(Versioned, frozen=True):
     error: WireError | None = None
 
 class SandboxInfo(Message, frozen=True):
-    """A sandbox as the scheduler knows it."""
+    """A sandbox as the scheduler knows it. ``time_up``: the time limit that ended or paused
+    it."""
 
     uid: Uid
     project: Token
@@ -327,6 +328,7 @@ class SandboxInfo(Message, frozen=True):
     labels: Labels = {}
     spec: SandboxSpec | None = None
     enforcement: dict[str, str] = {}
+    time_up: str | None = None
 
 class SandboxQuery(Versioned, frozen=True):
     """client → auth, ``dsec.get.v1.<project>.sandbox.list`` (and ``.get`` with
@@ -582,7 +584,7 @@ class InfoRequest(Versioned, frozen=True):
 
 class InfoReply(Versioned, frozen=True):
     """Live facts of a sandbox. Sizes in bytes, times in seconds. ``time_up``: which time
-    limit was reached, where it stands on for its verifier."""
+    limit was reached, where it stands on for its verifier or was paused by it."""
 
     op_id: OpId
     uid: Uid | None = None
@@ -1270,6 +1272,9 @@ TRAJECTORY_PAGE = 500
 OUTPUT_PIECE_BYTES = 256 * 1024
 """Of a whole output, in one message."""
 
+NOTE_BYTES = 1024 * 1024
+"""Of a note's content at most."""
+
 Seq = Annotated[int, Meta(ge=0)]
 
 PageSize = Annotated[int, Meta(ge=1, le=TRAJECTORY_PAGE)]
@@ -1301,6 +1306,26 @@ class TrajectoryRequest(Versioned, frozen=True):
     op_id: OpId
     after: Seq = 0
     limit: PageSize = TRAJECTORY_PAGE
+
+class NoteRequest(Versioned, frozen=True):
+    """verb ``note`` at the edge: keeps in the log what a script was told at its place by
+    something outside of the sandbox, a model's answer for one. ``about``: SHA-256 of what was
+    asked; ``data``: the answer as JSON, deflated (zlib). Nothing reaches the sandbox, and a
+    paused one stays so. Answered once it would outlive the node's service; the first note of
+    an ``op_id`` stays: another one is a ``conflict``."""
+
+    op_id: OpId
+    lane: Lane
+    about: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+    data: Annotated[bytes, Meta(max_length=NOTE_BYTES)]
+    step: Step | None = None
+
+class NoteReply(Versioned, frozen=True):
+    """It is record ``seq``."""
+
+    op_id: OpId
+    seq: Seq = 0
+    error: WireError | None = None
 
 class TrajectoryQuery(Versioned, frozen=True):
     """``get sandbox.trajectory``: as :class:`TrajectoryRequest`, of what ``node`` has told

@@ -27,7 +27,8 @@ from libdsec.trajectory import TrajectoryRecord
 if TYPE_CHECKING:
     from libdsec.sandbox import Sandbox
 
-LOOKS = frozenset({"file_read", "file_stat", "file_list", "file_pack"})
+LOOKS = frozenset({"file_read", "file_stat", "file_list", "file_pack", "note"})
+"""What changes nothing in a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,5 +313,5 @@ class InfoReply(Versioned, frozen=True):
 ExecVerb = Literal[
     "exec", "io", "info", "connect", "pack", "file_read", "file_write", "file_stat", "file_list",
     "file_mkdir", "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
-    "trajectory", "policy", "verify", "pause", "resume",
+    "trajectory", "note", "policy", "verify", "pause", "resume",
 ]  # fmt: skip

@@ -23,6 +23,9 @@ TRAJECTORY_PAGE_BYTES = 1024 * 1024
 OUTPUT_PIECE_BYTES = 256 * 1024
 """Of a whole output, in one message."""
 
+NOTE_BYTES = 1024 * 1024
+"""Of a note's content at most."""
+
 Seq = Annotated[int, Meta(ge=0)]
 PageSize = Annotated[int, Meta(ge=1, le=TRAJECTORY_PAGE)]
 
@@ -62,6 +65,28 @@ class TrajectoryRequest(Versioned, frozen=True):
     op_id: OpId
     after: Seq = 0
     limit: PageSize = TRAJECTORY_PAGE
+
+
+class NoteRequest(Versioned, frozen=True):
+    """verb ``note`` at the edge: keeps in the log what a script was told at its place by
+    something outside of the sandbox, a model's answer for one. ``about``: SHA-256 of what was
+    asked; ``data``: the answer as JSON, deflated (zlib). Nothing reaches the sandbox, and a
+    paused one stays so. Answered once it would outlive the node's service; the first note of
+    an ``op_id`` stays: another one is a ``conflict``."""
+
+    op_id: OpId
+    lane: Lane
+    about: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+    data: Annotated[bytes, Meta(max_length=NOTE_BYTES)]
+    step: Step | None = None
+
+
+class NoteReply(Versioned, frozen=True):
+    """It is record ``seq``."""
+
+    op_id: OpId
+    seq: Seq = 0
+    error: WireError | None = None
 
 
 class TrajectoryQuery(Versioned, frozen=True):

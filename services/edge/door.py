@@ -29,8 +29,7 @@ from nats.errors import Error as NatsError
 from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
 from schemas.exec import HEADER_HAVE, HEADER_OFFSET, HEADER_SOURCE, KEEPALIVE_S, ExecReply
-from schemas.trajectory import TrajectoryPage, TrajectoryRequest
-from services.edge import calls, outcomes, records
+from services.edge import calls, logverbs, outcomes, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
 from services.edge.drivers.base import Resumable
@@ -83,8 +82,7 @@ class Door:
         self._link = link
         self._execs = execs
         self._trail = trail
-        page = Verb(TrajectoryRequest, TrajectoryPage, trail.page, wakes=False, aside=True)
-        self._verbs = {**VERBS, "trajectory": page}
+        self._verbs = {**VERBS, **logverbs.of(trail)}
         self._observer = observer
         self._clock = clock
         self._ops_per_sandbox = ops_per_sandbox

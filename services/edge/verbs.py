@@ -33,6 +33,7 @@ from schemas.exec import (
     InfoReply,
     InfoRequest,
 )
+from schemas.trajectory import NoteReply
 from services.edge import fileverbs, repolicing, snapshots, standing, timeup
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
@@ -55,7 +56,7 @@ LIVE = ("running", "pausing", "paused", "resuming")
 
 Reply = (
     ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | StandingReply | PackReply
-    | LeaseReply | Page
+    | LeaseReply | Page | NoteReply
 )  # fmt: skip
 
 
@@ -193,7 +194,8 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
     )  # fmt: skip
 
 
-def _always(request: Any) -> bool:
+def always(request: Any) -> bool:
+    """Whatever is asked for."""
     return True
 
 
@@ -204,7 +206,7 @@ def _placed(request: Any) -> bool:
 
 VERBS: dict[str, Verb] = {
     "exec": Verb(
-        ExecRequest, ExecReply, run_exec, _always, _always, check_exec, resume=resume_exec
+        ExecRequest, ExecReply, run_exec, always, always, check_exec, resume=resume_exec
     ),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False, aside=True),
     "policy": Verb(
@@ -217,21 +219,21 @@ VERBS: dict[str, Verb] = {
     "verify": Verb(LeaseRequest, LeaseReply, timeup.run_verify, wakes=False, aside=True),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read, logs=_placed),
     "file_write": Verb(
-        FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append), _always,
+        FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append), always,
         resume=fileverbs.resume_input,
     ),
     "file_stat": Verb(FileRequest, FileReply, fileverbs.stat, logs=_placed),
     "file_list": Verb(FileRequest, FileReply, fileverbs.list_, logs=_placed),
-    "file_mkdir": Verb(FileRequest, FileReply, fileverbs.mkdir, _always, _always),
-    "file_remove": Verb(FileRequest, FileReply, fileverbs.remove, _always, _always),
+    "file_mkdir": Verb(FileRequest, FileReply, fileverbs.mkdir, always, always),
+    "file_remove": Verb(FileRequest, FileReply, fileverbs.remove, always, always),
     "file_move": Verb(
-        FileRequest, FileReply, fileverbs.move, _always, _always, fileverbs.check_move
+        FileRequest, FileReply, fileverbs.move, always, always, fileverbs.check_move
     ),
     "file_pack": Verb(
         FileRequest, FileReply, fileverbs.pack, logs=_placed, check=fileverbs.check_pack
     ),
     "file_unpack": Verb(
-        FileRequest, FileReply, fileverbs.unpack, logs=_always, resume=fileverbs.resume_input
+        FileRequest, FileReply, fileverbs.unpack, logs=always, resume=fileverbs.resume_input
     ),
     "file_watch": Verb(FileRequest, FileReply, fileverbs.watch),
 }  # fmt: skip

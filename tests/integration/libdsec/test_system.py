@@ -128,12 +128,20 @@ async def test_a_verifier_has_a_sandbox_for_itself_and_after_its_time(
 
 
 async def test_a_run_that_ended_is_answered_from_the_log(options: dict[str, str]) -> None:
-    """By plain functions in threads; sandboxes of the first time are gone at the second."""
+    """By plain functions in threads; sandboxes of the first time are gone at the second. The
+    model says something else each time."""
     replayed: list[int] = []
+    asked: list[str] = []
+
+    def model(question: str) -> str:
+        asked.append(question)
+        return f"echo {question}  # {_ids.new()}"
 
     def loop(rollout: Any) -> str:
         sandbox = rollout.sandbox(FAKE)
-        said = "".join(sandbox.exec(f"echo {rollout.prompt}{n}").text for n in range(3))
+        commands = (rollout.ask(f"{rollout.prompt}{n}", model) for n in range(3))
+        said = "".join(sandbox.exec(command.partition("  #")[0]).text for command in commands)
+        sandbox.exec(rollout.ask("and then", model).replace("#", "and"))
         replayed.append(sandbox.replayed)
         return said
 
@@ -147,7 +155,8 @@ async def test_a_run_that_ended_is_answered_from_the_log(options: dict[str, str]
     ]  # fmt: skip
     assert replayed == [0, 0]
     assert await asyncio.to_thread(work) == first
-    assert replayed[2:] == [3, 3]
+    assert replayed[2:] == [8, 8]
+    assert sorted(asked) == ["a0", "a1", "a2", "and then", "and then", "b0", "b1", "b2"]
 
 
 async def test_streams_and_input(client: DSecClient) -> None:
