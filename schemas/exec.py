@@ -297,7 +297,7 @@ class InfoRequest(Versioned, frozen=True):
 
 class InfoReply(Versioned, frozen=True):
     """Live facts of a sandbox. Sizes in bytes, times in seconds. ``time_up``: which time
-    limit was reached, where it stands on for its verifier."""
+    limit was reached, where it stands on for its verifier or was paused by it."""
 
     op_id: OpId
     uid: Uid | None = None

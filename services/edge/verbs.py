@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from schemas.control import (
@@ -105,6 +105,7 @@ def check_exec(request: ExecRequest) -> None:
 async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> ExecReply:
     """Runs a command; see :class:`schemas.exec.ExecRequest`."""
     handle = sandbox.present()
+    sandbox.activity.execs += 1
     sandbox.activity.noted.extend(noted(request.argv, request.shell))
     op.streaming, op.terminal = request.stream, request.pty is not None
     op.late = request.stream and request.late
@@ -181,16 +182,14 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
         except (TimeoutError, SandboxDied):
             pass
         else:
-            metrics = {
-                "cpu_s": usage.cpu_s, "memory_bytes": usage.memory_bytes,
-                "memory_peak_bytes": usage.memory_peak_bytes, "pids": usage.pids,
-                "disk_bytes": usage.disk_bytes, "oom_kills": usage.oom_kills,
-            }  # fmt: skip
+            known = {**asdict(usage), "image_fetched_bytes": await sandbox.fetched_bytes()}
+            metrics = {name: value for name, value in known.items() if value is not None}
+        metrics["execs"] = sandbox.activity.execs
     return InfoReply(
         op_id=request.op_id, uid=sandbox.uid, state=sandbox.state, epoch=sandbox.epoch,
         metrics=metrics, enforcement=dict(handle.enforcement) if handle else {},
         idle_s=sandbox.activity.idle_s,
-        time_up=sandbox.time.up,
+        time_up=sandbox.time.up or sandbox.pauses.cause,
     )  # fmt: skip
 
 

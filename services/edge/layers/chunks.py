@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -54,6 +54,8 @@ class Chunks:
         self._prefetches = asyncio.Semaphore(settings.layers_prefetches)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="chunks")
         self.fetched_bytes = 0
+        self.fetched_of = Counter[str]()
+        """By layer."""
         self.fetches = 0
         self.ahead = 0
         """Fetches begun before anyone asked."""
@@ -241,6 +243,7 @@ class Chunks:
                 delay = min(RETRY_MAX_S, delay * 2)
         self.fetches += 1
         self.fetched_bytes += len(data)
+        self.fetched_of[layer.digest] += len(data)
         at = range(0, (last - first + 1) * DATA_CHUNK_BYTES, DATA_CHUNK_BYTES)
         return {first + n: data[o : o + DATA_CHUNK_BYTES] for n, o in enumerate(at)}
 

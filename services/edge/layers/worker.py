@@ -114,6 +114,8 @@ class Worker:
             answer.traces = self.traces.after(question.after)
         elif question.ask == "stats":
             answer.stats = self._stats()
+        elif question.ask == "fetched":
+            answer.stats = {one: self.chunks.fetched_of[one] for one in question.digests}
         else:
             try:
                 answer.places = [await self._place(digest) for digest in question.digests]
