@@ -37,7 +37,8 @@ class TrajectoryRecord:
     ``request`` as it was sent (``None`` where it was too large to be kept). ``result`` of a
     command, with its output as far as it is kept (``truncated``); ``error`` of an operation
     that failed. ``answer`` of a ``note``: what a script was told (:meth:`FastForward.ask`). ``at``,
-    ``ended_at``: seconds since the epoch."""
+    ``ended_at``: seconds since the epoch, so that the times of files it changed lie between;
+    ``begun_at``: exactly when it began, where that is known."""
 
     seq: int
     state: State
@@ -55,6 +56,7 @@ class TrajectoryRecord:
     result: ExecResult | None = None
     error: DSecError | None = None
     answer: Any = None
+    begun_at: float | None = None
 
     @property
     def is_infra(self) -> bool:
@@ -64,7 +66,7 @@ class TrajectoryRecord:
     def to_json(self) -> dict[str, Any]:
         """A line of the export: plain data, bytes as base64."""
         names = ("seq", "state", "verb", "command", "op_id", "principal", "at", "ended_at",
-                 "lane", "step", "missing", "request", "reply", "answer")  # fmt: skip
+                 "lane", "step", "missing", "request", "reply", "answer", "begun_at")  # fmt: skip
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value not in (None, "", 0)}
 
@@ -175,7 +177,7 @@ def record_of(entry: Entry) -> TrajectoryRecord:
         wire.seq, state, verb=wire.verb, command=shown(wire.verb, wire.request),
         op_id=wire.op_id, principal=wire.principal, at=wire.at, ended_at=wire.ended_at,
         lane=wire.lane, step=wire.step, request=wire.request, reply=wire.reply,
-        result=result, error=error, answer=_answer(entry),
+        result=result, error=error, answer=_answer(entry), begun_at=wire.begun_at,
     )  # fmt: skip
 
 

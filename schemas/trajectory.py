@@ -34,7 +34,8 @@ class TrajectoryRecord(Message, frozen=True):
     """One operation. ``request`` and ``reply`` are those of its exec verb, as they were
     sent; a request of ``cut`` bytes was too large to be kept. Without ``ended_at`` its
     end is not known: it runs, or nobody saw its end. ``at`` is no later, and
-    ``ended_at`` no earlier, than the times that files carry which it changed. A reply with
+    ``ended_at`` no earlier, than the times that files carry which it changed; ``begun_at`` is
+    exact, so that one which ended before another began is told from it. A reply with
     the error ``unavailable`` or ``capacity_exhausted`` says that it did not begin."""
 
     uid: Uid
@@ -50,6 +51,7 @@ class TrajectoryRecord(Message, frozen=True):
     cut: int = 0
     ended_at: UnixTime | None = None
     reply: dict[str, Any] | None = None
+    begun_at: UnixTime | None = None
 
 
 class TrajectoryRecords(Versioned, frozen=True):

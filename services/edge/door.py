@@ -312,24 +312,25 @@ class Door:
         op.kept.clear()
         await self._trail.seal(op)
         outcomes.count(self.counts, op, error)
+        now = self._clock.now()  # before its client knows, who may begin the next one
         await op.finish(final)
         self._running.pop(key, None)
         op.orders.end()
         op.task = None
         self._room.leave(op.call)
-        changes, done = self._outcome(op, error, reply, final)
+        changes, done = self._outcome(op, error, reply, final, now)
         if op.begun and not did_not_begin(error):
             self._finished.put(key, op)
         self._record(op.call, body, error, changes, done)
 
     def _outcome(
-        self, op: Operation, error: DsecError | None, reply: Any, final: bytes
+        self, op: Operation, error: DsecError | None, reply: Any, final: bytes, now: float
     ) -> tuple[list[records.Change], Done]:
         """What the journal keeps of its end. One that is left, or was found again, goes on:
         whoever asks again follows it."""
         if not op.claimed or (did_not_begin(error) and (op.left or op.resumed)):
             return [], None
-        kept, now = recorded(op, reply, final), self._clock.now()
+        kept = recorded(op, reply, final)
         self._trail.ended(op, kept, now)
         end = self._execs.dropped if did_not_begin(error) else self._execs.ended
         return end(op.call.uid, op.op_id, kept, now)

@@ -103,7 +103,7 @@ class Trail:
     def claim(self, op: Operation, sandbox: Sandbox, request: Any, now: float) -> Claim:
         """The intent of a new operation, which gets the sandbox's next number."""
         seq = sandbox.numbers.next()
-        record = self._record(op.call, request, seq) if self._on else None
+        record = self._record(op.call, request, seq, now) if self._on else None
         op.logged = self._logged(seq, record, spool=self._outputs.begin)
         body = encode(record) if record is not None else b""
         return Claim(sandbox.uid, op.op_id, op.hash, now, seq if record else 0, body)
@@ -147,14 +147,16 @@ class Trail:
         if row is None or row.record is None:
             raise Unavailable("the journal could not be written", retry_after_s=1.0)
 
-    def _record(self, call: Call, request: Any, seq: int) -> Record:
+    def _record(
+        self, call: Call, request: Any, seq: int, begun_at: float | None = None
+    ) -> Record:
         body = encode(request)
         most = MAX_LOGGED_NOTE_BYTES if call.verb == "note" else self._request_bytes
         cut = len(body) if len(body) > most else 0
         return Record(
             uid=call.uid, project=call.project, seq=seq, op_id=request.op_id, verb=call.verb,
             principal=call.principal, at=_tick(), lane=request.lane, step=request.step,
-            request=NONE if cut else msgspec.Raw(body), cut=cut,
+            request=NONE if cut else msgspec.Raw(body), cut=cut, begun_at=begun_at,
         )  # fmt: skip
 
     def _logged(self, seq: int, record: Record | None, *, spool: Spool | None = None) -> Logged:
