@@ -39,6 +39,7 @@ class Held:
 
     _lease: str | None = None
     """The verifier's lease that its calls are made under."""
+    _time_up: str | None = None
 
     def __init__(
         self,
@@ -181,5 +182,6 @@ class Held:
             counting.count("lost", "sandbox")
         self.state, self.job, self.labels = found.state, found.job, dict(found.labels)
         self._id, self._node = found.id or self._id, found.node or self._node
+        self._time_up = found.time_up
         if found.state in TERMINAL:
             self._core.owned.pop(self.uid, None)

@@ -214,14 +214,18 @@ class Log:
                     self._places[record.lane, record.step] = entry
             self._read = True
 
+    async def again(self) -> None:
+        """Reads it once more."""
+        self._read = False
+        await self.read()
+
     async def settled(self, lane: str, step: int) -> None:
         """Of a sandbox that is over, its node may still be telling the services what was done
         last: a place without an end is looked for again, for a while."""
         wait_s = LATE_MIN_S
         while not self._late and not self._ended(lane, step):
             await asyncio.sleep(wait_s)
-            self._read = False
-            await self.read()
+            await self.again()
             wait_s *= 2
             self._late = wait_s > LATE_MAX_S
 

@@ -305,7 +305,8 @@ class SandboxEvent(Versioned, frozen=True):
     error: WireError | None = None
 
 class SandboxInfo(Message, frozen=True):
-    """A sandbox as the scheduler knows it."""
+    """A sandbox as the scheduler knows it. ``time_up``: the time limit that ended or paused
+    it."""
 
     uid: Uid
     project: Token
@@ -327,6 +328,7 @@ class SandboxInfo(Message, frozen=True):
     labels: Labels = {}
     spec: SandboxSpec | None = None
     enforcement: dict[str, str] = {}
+    time_up: str | None = None
 
 class SandboxQuery(Versioned, frozen=True):
     """client → auth, ``dsec.get.v1.<project>.sandbox.list`` (and ``.get`` with
@@ -582,7 +584,7 @@ class InfoRequest(Versioned, frozen=True):
 
 class InfoReply(Versioned, frozen=True):
     """Live facts of a sandbox. Sizes in bytes, times in seconds. ``time_up``: which time
-    limit was reached, where it stands on for its verifier."""
+    limit was reached, where it stands on for its verifier or was paused by it."""
 
     op_id: OpId
     uid: Uid | None = None
@@ -1270,6 +1272,9 @@ TRAJECTORY_PAGE = 500
 OUTPUT_PIECE_BYTES = 256 * 1024
 """Of a whole output, in one message."""
 
+NOTE_BYTES = 1024 * 1024
+"""Of a note's content at most."""
+
 Seq = Annotated[int, Meta(ge=0)]
 
 PageSize = Annotated[int, Meta(ge=1, le=TRAJECTORY_PAGE)]
@@ -1278,7 +1283,8 @@ class TrajectoryRecord(Message, frozen=True):
     """One operation. ``request`` and ``reply`` are those of its exec verb, as they were
     sent; a request of ``cut`` bytes was too large to be kept. Without ``ended_at`` its
     end is not known: it runs, or nobody saw its end. ``at`` is no later, and
-    ``ended_at`` no earlier, than the times that files carry which it changed. A reply with
+    ``ended_at`` no earlier, than the times that files carry which it changed; ``begun_at`` is
+    exact, so that one which ended before another began is told from it. A reply with
     the error ``unavailable`` or ``capacity_exhausted`` says that it did not begin."""
 
     uid: Uid
@@ -1294,6 +1300,7 @@ class TrajectoryRecord(Message, frozen=True):
     cut: int = 0
     ended_at: UnixTime | None = None
     reply: dict[str, Any] | None = None
+    begun_at: UnixTime | None = None
 
 class TrajectoryRequest(Versioned, frozen=True):
     """verb ``trajectory`` at the edge: records after number ``after``, in order."""
@@ -1301,6 +1308,26 @@ class TrajectoryRequest(Versioned, frozen=True):
     op_id: OpId
     after: Seq = 0
     limit: PageSize = TRAJECTORY_PAGE
+
+class NoteRequest(Versioned, frozen=True):
+    """verb ``note`` at the edge: keeps in the log what a script was told at its place by
+    something outside of the sandbox, a model's answer for one. ``about``: SHA-256 of what was
+    asked; ``data``: the answer as JSON, deflated (zlib). Nothing reaches the sandbox, and a
+    paused one stays so. Answered once it would outlive the node's service; the first note of
+    an ``op_id`` stays: another one is a ``conflict``."""
+
+    op_id: OpId
+    lane: Lane
+    about: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+    data: Annotated[bytes, Meta(max_length=NOTE_BYTES)]
+    step: Step | None = None
+
+class NoteReply(Versioned, frozen=True):
+    """It is record ``seq``."""
+
+    op_id: OpId
+    seq: Seq = 0
+    error: WireError | None = None
 
 class TrajectoryQuery(Versioned, frozen=True):
     """``get sandbox.trajectory``: as :class:`TrajectoryRequest`, of what ``node`` has told

@@ -18,14 +18,22 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from libdsec import _ids
+from libdsec import _asking, _ids
+from libdsec._asking import Asked
 from libdsec._command import attach_request
 from libdsec._core import TERMINAL
 from libdsec._log import Entry, Log, completed
 from libdsec._operation import Operation
 from libdsec._settled import Followed, Recorded
-from libdsec._wire import ExecReply, FileReply, TrajectoryRecord, encode
-from libdsec.errors import Divergence, InvalidRequest, OutcomeUnknown
+from libdsec._wire import (
+    ExecReply,
+    FileReply,
+    NoteReply,
+    NoteRequest,
+    TrajectoryRecord,
+    encode,
+)
+from libdsec.errors import Conflict, Divergence, InvalidRequest, OutcomeUnknown
 from libdsec.files import Files, LocalPath
 from libdsec.results import FileInfo, TreeCopy
 from libdsec.sandbox import Sandbox
@@ -52,6 +60,7 @@ INCIDENTAL = frozenset(
 )  # fmt: skip
 """Fields that make no other operation of a request: limits, and how the answer comes."""
 LANE_MAX = 48
+NOTE_TRIES = 3
 
 
 def lane_of(name: str) -> str:
@@ -97,6 +106,62 @@ class FastForward(Sandbox):
         """The same for calls that are counted by themselves, as ``name`` of this lane."""
         return FastForward(self, lane_of(f"{self.lane}:{name}"), self._log)
 
+    async def ask(self, question: Any, asked: Asked) -> Any:
+        """What ``asked(question)`` says, a model for one: called once at this place, and what
+        it said is in the log before it is returned, so that a script that runs again gets it
+        from there. Question and answer are JSON, and the answer comes as JSON has it. Another
+        question at a recorded place is ``Divergence``. Raises what ``asked`` raises (nothing is
+        recorded then, and the next call takes this place), ``InvalidRequest`` for an answer over
+        a MiB (deflated), ``Unsupported`` where the node keeps no log.
+
+        Nothing reaches the sandbox; a paused one stays so. ``asked`` is called again where a
+        process died before the answer was kept; where two ask at one place, the answer that was
+        kept first is both's."""
+        about = _asking.about(question)
+        self.step += 1
+        step = self.step
+        try:
+            return _asking.unpacked(await self._asked(step, about, question, asked))
+        except BaseException:
+            if self.step == step:
+                self.step -= 1
+            raise
+
+    async def _asked(self, step: int, about: str, question: Any, asked: Asked) -> bytes:
+        lane = self.lane
+        known = _said(await self._recorded(lane, step), about)
+        if known is not None:
+            self.replayed += 1
+            return known
+        if self.state in TERMINAL and (dead := await self._verdict()) is not None:
+            raise dead
+        answer = _asking.packed(await _asking.told(asked, question))
+        return await self._note(lane, step, about, answer)
+
+    async def _note(self, lane: str, step: int, about: str, data: bytes) -> bytes:
+        """Keeps an answer; the one that is kept. A note whose text died with its node's
+        service, before anybody was told that it is kept, has used up its id."""
+        for number in range(NOTE_TRIES):
+            op_id = _ids.named(self.uid, lane, str(step), *([str(number)] if number else []))
+            note = NoteRequest(op_id=op_id, lane=lane, about=about, data=data, step=step)
+            try:
+                await self._answer("note", note, NoteReply)
+                return data
+            except Conflict as exc:
+                if exc.field != "op_id":
+                    raise
+            await self._log.again()
+            if (kept := _said(self._log.at(lane, step), about)) is not None:
+                return kept
+        raise OutcomeUnknown(f"{lane} step {step}: the answer could not be kept", is_infra=True)
+
+    async def _recorded(self, lane: str, step: int) -> Entry | None:
+        """What is recorded at a place."""
+        await self._log.read()
+        if self.state in TERMINAL:
+            await self._log.settled(lane, step)
+        return self._log.at(lane, step)
+
     async def _start(
         self, verb: str, request: Any, reply_type: type[R], *, joining: int | None = None,
         kind: type[Operation[R]] = Operation,
@@ -107,10 +172,7 @@ class FastForward(Sandbox):
         lane, step = self.lane, self.step
         op_id = _ids.named(self.uid, lane, str(step))
         request = msgspec.structs.replace(request, op_id=op_id, lane=lane, step=step)
-        await self._log.read()
-        if self.state in TERMINAL:
-            await self._log.settled(lane, step)
-        entry = self._log.at(lane, step)
+        entry = await self._recorded(lane, step)
         if entry is not None:
             _compare(entry, verb, request)
         return await self._resolve(entry, verb, request, reply_type)
@@ -210,8 +272,24 @@ def _compare(entry: Entry, verb: str, request: Any) -> None:
     differ = ["verb"] if record.verb != verb else _differences(record, request, fields)
     if not differ:
         return
-    recorded, asked = shown(record.verb, record.request), shown(verb, fields)
-    raise Divergence(
+    raise _diverged(record, shown(verb, fields), differ)
+
+
+def _said(entry: Entry | None, about: str) -> bytes | None:
+    """The answer that is kept at a place. Raises ``Divergence`` where another question is,
+    or no question."""
+    record = entry.record if entry is not None else None
+    if record is None:
+        return None
+    if record.verb != "note" or (record.request or {}).get("about", about) != about:
+        differ = "verb" if record.verb != "note" else "question"
+        raise _diverged(record, shown("note", {"about": about}), [differ])
+    return _asking.answer_of(entry)
+
+
+def _diverged(record: TrajectoryRecord, asked: str, differ: list[str]) -> Divergence:
+    recorded = shown(record.verb, record.request)
+    return Divergence(
         f"{record.lane} step {record.step} was recorded as {recorded!r}, asked for is {asked!r}: "
         f"they differ in {', '.join(differ)}",
         lane=record.lane or "", step=record.step or 0, recorded=recorded, asked=asked,

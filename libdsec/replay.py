@@ -27,7 +27,8 @@ from libdsec.trajectory import TrajectoryRecord
 if TYPE_CHECKING:
     from libdsec.sandbox import Sandbox
 
-LOOKS = frozenset({"file_read", "file_stat", "file_list", "file_pack"})
+LOOKS = frozenset({"file_read", "file_stat", "file_list", "file_pack", "note"})
+"""What changes nothing in a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,18 @@ async def replay(records: Sequence[TrajectoryRecord], into: Sandbox) -> Replay:
             before = [
                 ended[r.seq]
                 for r in done
-                if r.seq in ended and r.ended_at is not None and r.ended_at <= record.at
+                if r.seq in ended and r.ended_at is not None and r.ended_at <= _began(record)
             ]
             ended[record.seq] = group.create_task(_in_turn(record, before, into, outcome))
             await asyncio.sleep(0)
     outcome.differences.sort(key=lambda d: d.record.seq)
     return outcome
+
+
+def _began(record: TrajectoryRecord) -> float:
+    """``at`` is a tick of the clock that stamps files: within one, it cannot tell what
+    followed from what overlapped."""
+    return record.at if record.begun_at is None else record.begun_at
 
 
 async def _in_turn(

@@ -68,7 +68,8 @@ def _short(data: bytes, limit: int = 60) -> str:
 class Info:
     """A sandbox's facts. ``limits`` are what it was created with; ``usage`` is live
     (empty where it does not run), keys as :meth:`Sandbox.metrics`;
-    ``enforcement``: protection → mechanism."""
+    ``enforcement``: protection → mechanism. ``time_up``: the time limit (``idle_timeout``,
+    ``deadline``) that ended or paused it, or that its verifier has it stand on after."""
 
     id: str | None
     uid: str
@@ -87,6 +88,7 @@ class Info:
     created_at: float = 0.0
     changed_at: float = 0.0
     request_id: str | None = None
+    time_up: str | None = None
 
 
 LIMITS = (
@@ -116,6 +118,7 @@ def info_of(found: SandboxInfo) -> Info:
         created_at=found.created_at,
         changed_at=found.changed_at,
         request_id=found.request_id,
+        time_up=found.time_up,
     )
 
 

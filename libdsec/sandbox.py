@@ -62,20 +62,21 @@ class Sandbox(HasSnapshots, HasPorts, HasPolicy):
 
     @classmethod
     def _of(cls, core: Core, found: SandboxInfo) -> Sandbox:
-        return cls(
-            core,
-            found.uid,
-            project=found.project,
-            state=found.state,
-            id=found.id,
-            node=found.node,
-            job=found.job,
-            labels=found.labels,
-        )
+        made = cls(
+            core, found.uid, project=found.project, state=found.state, id=found.id,
+            node=found.node, job=found.job, labels=found.labels,
+        )  # fmt: skip
+        made._time_up = found.time_up
+        return made
 
     def __repr__(self) -> str:
         labels = f", labels={self.labels}" if self.labels else ""
         return f"Sandbox({self.id!r}, state={self.state!r}{labels})"
+
+    @property
+    def time_up(self) -> str | None:
+        """The time limit that ended or paused it, as of ``state``."""
+        return self._time_up
 
     @property
     def id(self) -> str:
@@ -315,13 +316,17 @@ class Sandbox(HasSnapshots, HasPorts, HasPolicy):
             return info_of(await self._core.lookup(self.uid, self.project) or found)
         if live.state in STANDING:  # its node knows first
             self.state = live.state
+        kept = info.time_up if self.state == found.state else None
         return replace(
-            info, state=self.state, usage=dict(live.metrics), enforcement=dict(live.enforcement)
-        )
+            info, state=self.state, usage=dict(live.metrics), time_up=live.time_up or kept,
+            enforcement=dict(live.enforcement),
+        )  # fmt: skip
 
     async def metrics(self) -> dict[str, float]:
-        """Live usage: ``cpu_s memory_bytes memory_peak_bytes pids disk_bytes`` and what
-        else the backend measures."""
+        """Live usage: ``cpu_s memory_bytes memory_peak_bytes pids disk_bytes oom_kills``; since
+        its node's services began: commands (``execs``), bytes of its connections to the outside
+        (``net_rx_bytes net_tx_bytes``) and what the node fetched of its layers
+        (``image_fetched_bytes``). Without what its backend does not measure."""
         return dict((await self._live()).metrics)
 
     async def _live(self) -> InfoReply:

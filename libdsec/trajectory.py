@@ -6,6 +6,7 @@ the log is (:mod:`libdsec._log`), scripts that run again (:mod:`libdsec.forward`
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from libdsec._asking import answer_of, unpacked
 from libdsec._log import Entry, completed, did_not_begin, entries
 from libdsec._wire import ExecReply, WireError
-from libdsec.errors import DSecError, FileNotFound, Unsupported, from_wire
+from libdsec.errors import DSecError, FileNotFound, InternalError, Unsupported, from_wire
 from libdsec.process import result_of
 from libdsec.results import ExecResult, FileInfo
 
@@ -34,7 +36,9 @@ class TrajectoryRecord:
     ``seq`` on have no record. ``verb``: ``exec`` or a file verb; ``command`` in words,
     ``request`` as it was sent (``None`` where it was too large to be kept). ``result`` of a
     command, with its output as far as it is kept (``truncated``); ``error`` of an operation
-    that failed. ``at``, ``ended_at``: seconds since the epoch."""
+    that failed. ``answer`` of a ``note``: what a script was told (:meth:`FastForward.ask`). ``at``,
+    ``ended_at``: seconds since the epoch, so that the times of files it changed lie between;
+    ``begun_at``: exactly when it began, where that is known."""
 
     seq: int
     state: State
@@ -51,6 +55,8 @@ class TrajectoryRecord:
     reply: dict[str, Any] | None = field(default=None, repr=False)
     result: ExecResult | None = None
     error: DSecError | None = None
+    answer: Any = None
+    begun_at: float | None = None
 
     @property
     def is_infra(self) -> bool:
@@ -60,7 +66,7 @@ class TrajectoryRecord:
     def to_json(self) -> dict[str, Any]:
         """A line of the export: plain data, bytes as base64."""
         names = ("seq", "state", "verb", "command", "op_id", "principal", "at", "ended_at",
-                 "lane", "step", "missing", "request", "reply")  # fmt: skip
+                 "lane", "step", "missing", "request", "reply", "answer", "begun_at")  # fmt: skip
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value not in (None, "", 0)}
 
@@ -149,7 +155,7 @@ def _covers(record: TrajectoryRecord, at: float) -> bool:
     )
 
 
-_LOOKS = frozenset({"file_read", "file_stat", "file_list", "file_pack"})
+_LOOKS = frozenset({"file_read", "file_stat", "file_list", "file_pack", "note"})
 
 
 def _names(record: TrajectoryRecord, path: str) -> bool:
@@ -171,8 +177,15 @@ def record_of(entry: Entry) -> TrajectoryRecord:
         wire.seq, state, verb=wire.verb, command=shown(wire.verb, wire.request),
         op_id=wire.op_id, principal=wire.principal, at=wire.at, ended_at=wire.ended_at,
         lane=wire.lane, step=wire.step, request=wire.request, reply=wire.reply,
-        result=result, error=error,
+        result=result, error=error, answer=_answer(entry), begun_at=wire.begun_at,
     )  # fmt: skip
+
+
+def _answer(entry: Entry) -> Any:
+    """``None`` also where it cannot be read: ``request`` has it as it is."""
+    note = answer_of(entry)
+    with contextlib.suppress(InternalError):
+        return unpacked(note) if note is not None else None
 
 
 def _end(
@@ -191,6 +204,8 @@ def shown(verb: str, request: dict[str, Any] | None) -> str:
     """An operation in words."""
     if request is None:
         return f"{verb} (not kept)"
+    if verb == "note":
+        return f"ask {request.get('about', '')[:12]}"
     if verb != "exec":
         target = f" {request['target']}" if "target" in request else ""
         return f"{verb} {request.get('path', '')}{target}"

@@ -297,7 +297,7 @@ class InfoRequest(Versioned, frozen=True):
 
 class InfoReply(Versioned, frozen=True):
     """Live facts of a sandbox. Sizes in bytes, times in seconds. ``time_up``: which time
-    limit was reached, where it stands on for its verifier."""
+    limit was reached, where it stands on for its verifier or was paused by it."""
 
     op_id: OpId
     uid: Uid | None = None
@@ -313,5 +313,5 @@ class InfoReply(Versioned, frozen=True):
 ExecVerb = Literal[
     "exec", "io", "info", "connect", "pack", "file_read", "file_write", "file_stat", "file_list",
     "file_mkdir", "file_remove", "file_move", "file_pack", "file_unpack", "file_watch",
-    "trajectory", "policy", "verify", "pause", "resume",
+    "trajectory", "note", "policy", "verify", "pause", "resume",
 ]  # fmt: skip

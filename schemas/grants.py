@@ -7,7 +7,7 @@ which and the permissions made of them (services/auth).
 from __future__ import annotations
 
 EXEC_GRANTS: dict[str, tuple[str, ...]] = {
-    "sandbox.exec": ("exec", "io", "info", "connect"),
+    "sandbox.exec": ("exec", "io", "info", "connect", "note"),
     "sandbox.connect": ("connect", "io", "info"),
     "sandbox.files": (
         "io", "info", "file_read", "file_write", "file_stat", "file_list", "file_mkdir",

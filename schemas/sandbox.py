@@ -331,7 +331,8 @@ class SandboxEvent(Versioned, frozen=True):
 
 
 class SandboxInfo(Message, frozen=True):
-    """A sandbox as the scheduler knows it."""
+    """A sandbox as the scheduler knows it. ``time_up``: the time limit that ended or paused
+    it."""
 
     uid: Uid
     project: Token
@@ -353,6 +354,7 @@ class SandboxInfo(Message, frozen=True):
     labels: Labels = {}
     spec: SandboxSpec | None = None
     enforcement: dict[str, str] = {}
+    time_up: str | None = None
 
 
 class SandboxQuery(Versioned, frozen=True):

@@ -28,7 +28,7 @@ WANTED = (
     "LEASE_MAX_S", "LeaseRequest", "LeaseReply",
     "TRAJECTORY_PAGE", "TrajectoryRequest", "TrajectoryQuery", "TrajectoryPage",
     "TrajectoryRecord", "WholeOutput", "OutputQuery", "OutputPage",
-    "OUTPUT_PIECE_BYTES",
+    "OUTPUT_PIECE_BYTES", "NOTE_BYTES", "NoteRequest", "NoteReply",
     "Limits", "Amounts", "ProjectCreate", "ProjectDelete", "ProjectInfo", "KeyCreate",
     "KeyDelete", "KeyInfo", "GrantCreate", "GrantDelete", "QuotaCreate", "QuotaInfo",
     "PolicyCreate", "PolicyDelete", "PolicyInfo", "IamQuery", "IamReply",

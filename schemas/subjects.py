@@ -230,6 +230,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "a verifier's lease"),
     Subject("dsec.exec.v1.*.*.*.trajectory.*", "core", "client", ("edge",), "TrajectoryRequest",
             "what was done in it"),
+    Subject("dsec.exec.v1.*.*.*.note.*", "core", "client", ("edge",), "NoteRequest",
+            "what a script was told"),
     Subject("dsec.exec.v1.*.*.*.*.*", "core", "client", ("edge",), "FileRequest",
             "file verbs; io carries frames"),
     Subject("dsec.out.v1.*.*.*.*", "core", "edge", ("client",), "ExecReply",

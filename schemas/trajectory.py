@@ -23,6 +23,9 @@ TRAJECTORY_PAGE_BYTES = 1024 * 1024
 OUTPUT_PIECE_BYTES = 256 * 1024
 """Of a whole output, in one message."""
 
+NOTE_BYTES = 1024 * 1024
+"""Of a note's content at most."""
+
 Seq = Annotated[int, Meta(ge=0)]
 PageSize = Annotated[int, Meta(ge=1, le=TRAJECTORY_PAGE)]
 
@@ -31,7 +34,8 @@ class TrajectoryRecord(Message, frozen=True):
     """One operation. ``request`` and ``reply`` are those of its exec verb, as they were
     sent; a request of ``cut`` bytes was too large to be kept. Without ``ended_at`` its
     end is not known: it runs, or nobody saw its end. ``at`` is no later, and
-    ``ended_at`` no earlier, than the times that files carry which it changed. A reply with
+    ``ended_at`` no earlier, than the times that files carry which it changed; ``begun_at`` is
+    exact, so that one which ended before another began is told from it. A reply with
     the error ``unavailable`` or ``capacity_exhausted`` says that it did not begin."""
 
     uid: Uid
@@ -47,6 +51,7 @@ class TrajectoryRecord(Message, frozen=True):
     cut: int = 0
     ended_at: UnixTime | None = None
     reply: dict[str, Any] | None = None
+    begun_at: UnixTime | None = None
 
 
 class TrajectoryRecords(Versioned, frozen=True):
@@ -62,6 +67,28 @@ class TrajectoryRequest(Versioned, frozen=True):
     op_id: OpId
     after: Seq = 0
     limit: PageSize = TRAJECTORY_PAGE
+
+
+class NoteRequest(Versioned, frozen=True):
+    """verb ``note`` at the edge: keeps in the log what a script was told at its place by
+    something outside of the sandbox, a model's answer for one. ``about``: SHA-256 of what was
+    asked; ``data``: the answer as JSON, deflated (zlib). Nothing reaches the sandbox, and a
+    paused one stays so. Answered once it would outlive the node's service; the first note of
+    an ``op_id`` stays: another one is a ``conflict``."""
+
+    op_id: OpId
+    lane: Lane
+    about: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+    data: Annotated[bytes, Meta(max_length=NOTE_BYTES)]
+    step: Step | None = None
+
+
+class NoteReply(Versioned, frozen=True):
+    """It is record ``seq``."""
+
+    op_id: OpId
+    seq: Seq = 0
+    error: WireError | None = None
 
 
 class TrajectoryQuery(Versioned, frozen=True):

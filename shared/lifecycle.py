@@ -54,6 +54,11 @@ CAUSES: dict[str, bool] = {
 """Cause of a terminal state → whether it is infrastructure's fault."""
 
 
+TIME_LIMITS = frozenset({"idle_timeout", "deadline"})
+"""Causes that say that a sandbox's time was up; a paused one has such a cause, too, where that
+paused it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transition:
     """``source`` --event--> ``target``, decided by ``by``."""

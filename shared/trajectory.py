@@ -32,6 +32,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cut: int = 0
     ended_at: float | None = None
     reply: msgspec.Raw = NONE
+    begun_at: float | None = None
 
     @property
     def size(self) -> int:

@@ -1,13 +1,16 @@
 """A model for the demonstration: it writes one line of a file a turn, as it is told.
 
-Owns: an HTTP endpoint on loopback with answers that depend on the question alone. Does
-not own: anything clever; real runs name a real endpoint as the route ``model``.
+Owns: an HTTP endpoint on loopback that says the same in other words each time it is asked,
+as a model does from which answers are sampled. Does not own: anything clever; real runs name
+a real endpoint as the route ``model``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import secrets
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,26 +24,27 @@ def next_command(task: dict[str, Any], said: list[dict[str, Any]]) -> str | None
     lines = task["lines"]
     if len(said) >= len(lines):
         return None
-    return f"echo {lines[len(said)]} >> {task['file']}"
+    return f"echo {lines[len(said)]} >> {task['file']}  # {secrets.token_hex(4)}"
 
 
 class Model:
-    """Counts what it was asked."""
+    """Counts how often it was asked what."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked: Counter[str] = Counter()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request, one answer."""
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = int(head.partition("content-length:")[2].partition("\r\n")[0])
-            question = json.loads(await reader.readexactly(length))
-            self.asked += 1
+            body = await reader.readexactly(length)
+            question = json.loads(body)
+            self.asked[body.decode()] += 1
             await asyncio.sleep(ANSWER_S)
-            body = json.dumps({"command": next_command(question["task"], question["said"])})
-            head = f"HTTP/1.0 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body.encode())
+            answer = json.dumps({"command": next_command(question["task"], question["said"])})
+            head = f"HTTP/1.0 200 OK\r\nContent-Length: {len(answer)}\r\n\r\n"
+            writer.write(head.encode() + answer.encode())
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # whoever asked is gone, and asks again

@@ -2,14 +2,15 @@
 
 Owns: one rollout of it. Does not own: where it runs. The same function is called in a
 trainer (:func:`libdsec.rollout.here`) and in a worker (:func:`libdsec.rollout.submit`),
-so it imports only what both have. Run again, it is answered from the log up to where it was:
-its model says the same to the same question.
+so it imports only what both have. Run again, it is answered from the log up to where it was,
+also what the model said: that one says something else to the same question each time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 from libdsec import DSecContainerRunArgs
@@ -28,7 +29,8 @@ async def solve(rollout: Rollout) -> dict[str, Any]:
     sandbox = await rollout.sandbox(DSecContainerRunArgs(container_image=prompt["image"], **LIMITS))
     said: list[dict[str, Any]] = []
     for turn in range(TURNS):
-        command = await ask(rollout, {"task": prompt["task"], "said": said})
+        question = {"task": prompt["task"], "sample": rollout.index, "said": said}
+        command = await rollout.ask(question, partial(post, rollout))
         if command is None:
             break
         result = await sandbox.exec(command, timeout=COMMAND_S)
@@ -38,7 +40,7 @@ async def solve(rollout: Rollout) -> dict[str, Any]:
     return {"reward": 1.0 if checked.ok else 0.0, "turns": len(said)}
 
 
-async def ask(rollout: Rollout, question: dict[str, Any]) -> str | None:
+async def post(rollout: Rollout, question: dict[str, Any]) -> str | None:
     """What the model says: the next command, ``None`` at the end. A connection that breaks
     off, as when the node's service restarts, is made again: the question is the same."""
     for left in reversed(range(ASKS)):

@@ -27,7 +27,7 @@ from libdsec.cli.common import (
 )
 
 LIVE = ("requested", "placed", "starting", "running", "pausing", "paused", "resuming", "stopping")
-COLUMNS = ("id", "state", "node", "job", "labels")
+COLUMNS = ("id", "state", "time_up", "node", "job", "labels")
 TOP_COLUMNS = ("id", "cpu", "memory", "peak", "pids", "disk")
 MAX_ASKED = 32
 """Sandboxes that are asked for their use at once."""
@@ -71,6 +71,7 @@ def _row(sandbox: Sandbox) -> dict[str, Any]:
     return {
         "id": sandbox.id,
         "state": sandbox.state,
+        "time_up": sandbox.time_up,
         "node": sandbox.node,
         "job": sandbox.job,
         "labels": sandbox.labels,

@@ -23,11 +23,12 @@ from typing import Any
 import msgspec
 
 from libdsec import _ids
+from libdsec._asking import Asked
 from libdsec._create import CREATE_S
 from libdsec._portal import on_portal
 from libdsec.args import DSecRunArgs, Seconds
 from libdsec.client import DSecClient
-from libdsec.errors import DSecError, SandboxDied
+from libdsec.errors import DSecError, InvalidRequest, SandboxDied
 from libdsec.forward import FastForward
 from libdsec.rollout._messages import Event, Kind, Result, noted, result_of
 from libdsec.sandbox import Sandbox
@@ -72,6 +73,18 @@ class Rollout:
             made = await self._made(replace(args, job=self.run_id), name, timeout)
             self._sandboxes[name] = await made.fast_forward().__aenter__()
         return self._sandboxes[name]
+
+    async def ask(self, question: Any, asked: Asked, *, sandbox: str = "agent") -> Any:
+        """What a model says: ``asked(question)``, called once; a loop that runs again gets
+        what it said then (:meth:`FastForward.ask`), at this place among the calls on the
+        rollout's ``sandbox``, which is to be there. Raises ``InvalidRequest`` where it is
+        not."""
+        if sandbox not in self._sandboxes:
+            raise InvalidRequest(
+                f"answers are kept with the rollout's sandbox {sandbox!r}: it is not made yet",
+                field="sandbox",
+            )
+        return await self._sandboxes[sandbox].ask(question, asked)
 
     async def _made(self, args: DSecRunArgs, name: str, timeout: Seconds) -> Sandbox:
         """Where it had ended in a life of the loop before, its log is still there."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from httpx import Client
+from libdsec._asking import Asked
 from libdsec._local import OnBytes
 from libdsec._trees import OutsideLinks
 from libdsec._wire import AuditEntry
@@ -500,6 +501,10 @@ class Sandbox:
     files: Files
 
     @property
+    def time_up(self) -> str | None:
+        ...
+
+    @property
     def id(self) -> str:
         ...
 
@@ -610,6 +615,13 @@ class FastForward:
     def thread(self, name: str) -> FastForward:
         ...
 
+    def ask(self, question: Any, asked: Asked) -> Any:
+        ...
+
+    @property
+    def time_up(self) -> str | None:
+        ...
+
     @property
     def id(self) -> str:
         ...
@@ -712,6 +724,10 @@ class Verifying:
         ...
 
     def alone(self, *, offline: bool=False) -> None:
+        ...
+
+    @property
+    def time_up(self) -> str | None:
         ...
 
     @property

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from libdsec._asking import Asked
 from libdsec.args import DSecContainerRunArgs
 from libdsec.args import DSecRunArgs
 from libdsec.args import Seconds
@@ -30,6 +31,9 @@ class Rollout:
     sample: int
 
     def sandbox(self, args: DSecRunArgs, *, name: str='agent', timeout: Seconds=CREATE_S) -> FastForward:
+        ...
+
+    def ask(self, question: Any, asked: Asked, *, sandbox: str='agent') -> Any:
         ...
 
     def address(self, route: str) -> tuple[str, int]:

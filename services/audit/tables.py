@@ -125,6 +125,7 @@ trajectory = Table(
     Column("hour", Integer, nullable=False),
     Column("request", LargeBinary, nullable=False),
     Column("reply", LargeBinary, nullable=False),
+    Column("begun_at", Float(53)),
     Index("trajectory_by_hour", "hour"),
 )
 """What edges told of the operations in their sandboxes. ``hour``: of its arrival, since

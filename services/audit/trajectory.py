@@ -40,7 +40,7 @@ _COLUMNS = {
     "node": "text", "uid": "text", "seq": "bigint", "project": "text", "op_id": "text",
     "verb": "text", "principal": "text", "at": "double precision", "lane": "text",
     "step": "bigint", "cut": "bigint", "ended_at": "double precision", "hour": "integer",
-    "request": "bytea", "reply": "bytea",
+    "request": "bytea", "reply": "bytea", "begun_at": "double precision",
 }  # fmt: skip
 _APPEND = text(
     f"insert into trajectory ({', '.join(_COLUMNS)}) select * from unnest("
@@ -60,7 +60,7 @@ _PAGE = text(
     "sums as (select *, sum(size) over (order by seq) - size as before, "
     "count(*) over () as there from found) "
     "select uid, project, seq, op_id, verb, principal, at, lane, step, request, cut, "
-    "ended_at, reply, there from sums where before < :bytes order by seq"
+    "ended_at, reply, begun_at, there from sums where before < :bytes order by seq"
 )
 _FIELDS = Record.__struct_fields__
 _DUE = text(

@@ -29,6 +29,8 @@ class Activity:
         self._clock = clock
         self._busy: dict[object, tuple[Abort, str]] = {}
         self._left = asyncio.Event()
+        self.execs = 0
+        """Commands that were begun, since the edge's start."""
         self.dropped_bytes = 0
         """Output of commands that nobody got, since the edge's start."""
         self.noted: deque[str] = deque(maxlen=MAX_NOTED)

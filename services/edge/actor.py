@@ -169,6 +169,11 @@ class Sandbox:
             raise Unavailable(f"the sandbox is {self.state}", retry_after_s=0.5) from None
         return self.present()
 
+    async def fetched_bytes(self) -> int | None:
+        """What this node fetched of its layers so far; ``None`` where that is not known."""
+        layers = self.accepted.resolved.layers
+        return await self._context.locator.fetched_bytes([one.digest for one in layers])
+
     def nudge(self) -> None:
         """Somebody uses what runs in it: a paused sandbox goes on."""
         if self.state in ("pausing", "paused") and self.ending is None:
@@ -369,7 +374,7 @@ class Sandbox:
         if verb == "set_timeout":  # has an order of its own, and is true of any command
             generation = self.generation
         failure = to_wire(error) if error else None
-        found = self.observation(observed, error=failure)
+        found = self.observation(observed, error=failure, cause=self.pauses.cause)
         observation = structs.replace(found, generation=generation)
         done = records.op_done(self.uid, verb)
         await self._context.observer.emit([observation], row, time, done)

@@ -29,8 +29,7 @@ from nats.errors import Error as NatsError
 from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
 from schemas.exec import HEADER_HAVE, HEADER_OFFSET, HEADER_SOURCE, KEEPALIVE_S, ExecReply
-from schemas.trajectory import TrajectoryPage, TrajectoryRequest
-from services.edge import calls, outcomes, records
+from services.edge import calls, logverbs, outcomes, records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
 from services.edge.drivers.base import Resumable
@@ -83,8 +82,7 @@ class Door:
         self._link = link
         self._execs = execs
         self._trail = trail
-        page = Verb(TrajectoryRequest, TrajectoryPage, trail.page, wakes=False, aside=True)
-        self._verbs = {**VERBS, "trajectory": page}
+        self._verbs = {**VERBS, **logverbs.of(trail)}
         self._observer = observer
         self._clock = clock
         self._ops_per_sandbox = ops_per_sandbox
@@ -314,6 +312,7 @@ class Door:
         op.kept.clear()
         await self._trail.seal(op)
         outcomes.count(self.counts, op, error)
+        now = self._clock.now()  # before its client knows, who may begin the next one
         await op.finish(final)
         self._running.pop(key, None)
         op.orders.end()
@@ -323,17 +322,17 @@ class Door:
             self._finished.put(key, op)
         if not self._running:  # the answer leaves before it is written down
             self._link.flush()
-        changes, done = self._outcome(op, error, reply, final)
+        changes, done = self._outcome(op, error, reply, final, now)
         self._record(op.call, body, error, changes, done)
 
     def _outcome(
-        self, op: Operation, error: DsecError | None, reply: Any, final: bytes
+        self, op: Operation, error: DsecError | None, reply: Any, final: bytes, now: float
     ) -> tuple[list[records.Change], Done]:
         """What the journal keeps of its end. One that is left, or was found again, goes on:
         whoever asks again follows it."""
         if not op.claimed or (did_not_begin(error) and (op.left or op.resumed)):
             return [], None
-        kept, now = recorded(op, reply, final), self._clock.now()
+        kept = recorded(op, reply, final)
         self._trail.ended(op, kept, now)
         end = self._execs.dropped if did_not_begin(error) else self._execs.ended
         return end(op.call.uid, op.op_id, kept, now)

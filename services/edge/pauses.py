@@ -41,15 +41,17 @@ class Pauses:
         self.turn = asyncio.Lock()
         """Held by what changes whether it stands still, or needs it not to change."""
         self.standing: Standing = "paused" if paused else "running"
+        self.cause: str | None = None
+        """The time limit that paused it, if one did since this process began."""
 
-    async def pause(self, handle: Handle) -> None:
+    async def pause(self, handle: Handle, *, cause: str | None = None) -> None:
         """Raises when it runs on."""
         async with self.turn:
-            await self._pause(handle)
+            if self.standing != "paused":
+                await self._pause(handle)
+                self.cause = cause
 
     async def _pause(self, handle: Handle) -> None:
-        if self.standing == "paused":
-            return
         if not isinstance(self._driver, Pausable):
             raise Unsupported("this backend can't pause", field="backend")
         self.standing = "pausing"  # from here commands wait for a resume
@@ -77,7 +79,7 @@ class Pauses:
         except BaseException:
             self._stands(handle, self._driver)
             raise
-        self.standing = "running"
+        self.standing, self.cause = "running", None
         self._clock.go()
 
     async def settle(self, handle: Handle) -> None:

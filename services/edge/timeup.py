@@ -47,7 +47,7 @@ async def act(sandbox: Sandbox, handle: Handle) -> None:
             return
         if cause == "idle_timeout" and sandbox.accepted.resolved.spec.on_timeout == "pause":
             sandbox.activity.touch()  # where it can't be paused: not again at once
-            await sandbox.pauses.pause(handle)
+            await sandbox.pauses.pause(handle, cause=cause)
             return
     if sandbox.time.due().then == "score":
         await _score(sandbox, cause)

@@ -23,7 +23,7 @@ import msgspec
 
 from schemas.base import encode
 from schemas.subjects import trj
-from schemas.trajectory import TrajectoryRequest
+from schemas.trajectory import NOTE_BYTES, TrajectoryRequest
 from services.edge import records
 from services.edge.actor import Sandbox
 from services.edge.calls import Call
@@ -51,6 +51,9 @@ BATCH_BYTES = 1024 * 1024
 """Records of one message: more begin the next one."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
 
+MAX_LOGGED_NOTE_BYTES = NOTE_BYTES * 4 // 3 + 1024
+"""A note is kept as a whole: its content in base64, and the rest of it."""
+
 Key = tuple[str, int]
 """Sandbox and number."""
 Spool = Callable[[Record, Stream], Spooled]
@@ -58,8 +61,8 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 class Trail:
-    """``request_bytes``: a larger request is not kept, only its size. ``output_bytes`` are
-    kept of each stream. ``on`` false: no operation gets a record."""
+    """``request_bytes``: a larger request is not kept, only its size, but for notes.
+    ``output_bytes`` are kept of each stream. ``on`` false: no operation gets a record."""
 
     def __init__(
         self, *, node: str, link: Link, journal: Journal, execs: Execs, output_bytes: int,
@@ -100,7 +103,7 @@ class Trail:
     def claim(self, op: Operation, sandbox: Sandbox, request: Any, now: float) -> Claim:
         """The intent of a new operation, which gets the sandbox's next number."""
         seq = sandbox.numbers.next()
-        record = self._record(op.call, request, seq) if self._on else None
+        record = self._record(op.call, request, seq, now) if self._on else None
         op.logged = self._logged(seq, record, spool=self._outputs.begin)
         body = encode(record) if record is not None else b""
         return Claim(sandbox.uid, op.op_id, op.hash, now, seq if record else 0, body)
@@ -138,13 +141,22 @@ class Trail:
         if (record := op.logged.record) is not None:
             self._put(msgspec.structs.replace(record, reply=msgspec.Raw(reply), ended_at=at))
 
-    def _record(self, call: Call, request: Any, seq: int) -> Record:
+    async def kept(self, op: Operation) -> None:
+        """Returns when the journal has its intent and text. Raises ``Unavailable``."""
+        row = await self._execs.find(op.call.uid, op.op_id)
+        if row is None or row.record is None:
+            raise Unavailable("the journal could not be written", retry_after_s=1.0)
+
+    def _record(
+        self, call: Call, request: Any, seq: int, begun_at: float | None = None
+    ) -> Record:
         body = encode(request)
-        cut = len(body) if len(body) > self._request_bytes else 0
+        most = MAX_LOGGED_NOTE_BYTES if call.verb == "note" else self._request_bytes
+        cut = len(body) if len(body) > most else 0
         return Record(
             uid=call.uid, project=call.project, seq=seq, op_id=request.op_id, verb=call.verb,
             principal=call.principal, at=_tick(), lane=request.lane, step=request.step,
-            request=NONE if cut else msgspec.Raw(body), cut=cut,
+            request=NONE if cut else msgspec.Raw(body), cut=cut, begun_at=begun_at,
         )  # fmt: skip
 
     def _logged(self, seq: int, record: Record | None, *, spool: Spool | None = None) -> Logged:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from schemas.control import (
@@ -33,6 +33,7 @@ from schemas.exec import (
     InfoReply,
     InfoRequest,
 )
+from schemas.trajectory import NoteReply
 from services.edge import fileverbs, repolicing, snapshots, standing, timeup
 from services.edge.actor import Sandbox
 from services.edge.drivers.base import (
@@ -55,7 +56,7 @@ LIVE = ("running", "pausing", "paused", "resuming")
 
 Reply = (
     ExecReply | FileReply | InfoReply | ConnectReply | PolicyReply | StandingReply | PackReply
-    | LeaseReply | Page
+    | LeaseReply | Page | NoteReply
 )  # fmt: skip
 
 
@@ -104,6 +105,7 @@ def check_exec(request: ExecRequest) -> None:
 async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> ExecReply:
     """Runs a command; see :class:`schemas.exec.ExecRequest`."""
     handle = sandbox.present()
+    sandbox.activity.execs += 1
     sandbox.activity.noted.extend(noted(request.argv, request.shell))
     op.streaming, op.terminal = request.stream, request.pty is not None
     op.late = request.stream and request.late
@@ -180,20 +182,19 @@ async def run_info(sandbox: Sandbox, request: InfoRequest, op: Operation) -> Inf
         except (TimeoutError, SandboxDied):
             pass
         else:
-            metrics = {
-                "cpu_s": usage.cpu_s, "memory_bytes": usage.memory_bytes,
-                "memory_peak_bytes": usage.memory_peak_bytes, "pids": usage.pids,
-                "disk_bytes": usage.disk_bytes, "oom_kills": usage.oom_kills,
-            }  # fmt: skip
+            known = {**asdict(usage), "image_fetched_bytes": await sandbox.fetched_bytes()}
+            metrics = {name: value for name, value in known.items() if value is not None}
+        metrics["execs"] = sandbox.activity.execs
     return InfoReply(
         op_id=request.op_id, uid=sandbox.uid, state=sandbox.state, epoch=sandbox.epoch,
         metrics=metrics, enforcement=dict(handle.enforcement) if handle else {},
         idle_s=sandbox.activity.idle_s,
-        time_up=sandbox.time.up,
+        time_up=sandbox.time.up or sandbox.pauses.cause,
     )  # fmt: skip
 
 
-def _always(request: Any) -> bool:
+def always(request: Any) -> bool:
+    """Whatever is asked for."""
     return True
 
 
@@ -204,7 +205,7 @@ def _placed(request: Any) -> bool:
 
 VERBS: dict[str, Verb] = {
     "exec": Verb(
-        ExecRequest, ExecReply, run_exec, _always, _always, check_exec, resume=resume_exec
+        ExecRequest, ExecReply, run_exec, always, always, check_exec, resume=resume_exec
     ),
     "info": Verb(InfoRequest, InfoReply, run_info, wakes=False, aside=True),
     "policy": Verb(
@@ -217,21 +218,21 @@ VERBS: dict[str, Verb] = {
     "verify": Verb(LeaseRequest, LeaseReply, timeup.run_verify, wakes=False, aside=True),
     "file_read": Verb(FileRequest, FileReply, fileverbs.read, logs=_placed),
     "file_write": Verb(
-        FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append), _always,
+        FileRequest, FileReply, fileverbs.write, lambda r: bool(r.append), always,
         resume=fileverbs.resume_input,
     ),
     "file_stat": Verb(FileRequest, FileReply, fileverbs.stat, logs=_placed),
     "file_list": Verb(FileRequest, FileReply, fileverbs.list_, logs=_placed),
-    "file_mkdir": Verb(FileRequest, FileReply, fileverbs.mkdir, _always, _always),
-    "file_remove": Verb(FileRequest, FileReply, fileverbs.remove, _always, _always),
+    "file_mkdir": Verb(FileRequest, FileReply, fileverbs.mkdir, always, always),
+    "file_remove": Verb(FileRequest, FileReply, fileverbs.remove, always, always),
     "file_move": Verb(
-        FileRequest, FileReply, fileverbs.move, _always, _always, fileverbs.check_move
+        FileRequest, FileReply, fileverbs.move, always, always, fileverbs.check_move
     ),
     "file_pack": Verb(
         FileRequest, FileReply, fileverbs.pack, logs=_placed, check=fileverbs.check_pack
     ),
     "file_unpack": Verb(
-        FileRequest, FileReply, fileverbs.unpack, logs=_always, resume=fileverbs.resume_input
+        FileRequest, FileReply, fileverbs.unpack, logs=always, resume=fileverbs.resume_input
     ),
     "file_watch": Verb(FileRequest, FileReply, fileverbs.watch),
 }  # fmt: skip

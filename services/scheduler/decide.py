@@ -221,6 +221,8 @@ def observed(
         new["cause"] = _cause(row, seen)
     elif target == life.STARTING:
         new["deadline_at"] = row.expires_at
+    else:  # it stands still because its time was up, or goes on
+        new["cause"] = seen.cause if seen.cause in life.TIME_LIMITS else None
     advance(changes, row, seen.observed, at=at, by=node, **new)
 
 
@@ -228,7 +230,7 @@ def _cause(row: Sandbox, seen: Observation) -> str:
     """Why it ended: as the edge says, else as the stop said."""
     if seen.cause in life.CAUSES:
         return str(seen.cause)
-    if row.cause:
+    if row.cause and row.state not in (life.PAUSED, life.RESUMING):
         return row.cause
     return {"stopped": "completed", "unknown": "node_lost"}.get(seen.observed, "runtime")
 

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from schemas.sandbox import SandboxInfo, SandboxQuery, SandboxSpec
 from services.scheduler.model import Sandbox, json_text
 from services.scheduler.store import SELECT, fetch, sandbox_of
+from shared.lifecycle import TIME_LIMITS
 
 _STATES_ON = text("select uid, state, node from sandbox where uid = any(cast(:uids as text[])) ")
 _FLAG_MISSING = text(
@@ -128,4 +129,5 @@ def info(row: Sandbox, spec: SandboxSpec | None) -> SandboxInfo:
         request_id=row.request_id, index=row.index, principal=row.principal, cause=row.cause,
         is_infra=row.is_infra, message=row.message, error=row.error, job=row.job,
         labels=row.labels, spec=spec, enforcement=row.enforcement,
+        time_up=row.cause if row.cause in TIME_LIMITS else None,
     )  # fmt: skip

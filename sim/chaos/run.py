@@ -185,11 +185,9 @@ class Run:
             proxy.close()
 
     def _plan(self, batch: Batch, port: int) -> Plan:
-        done = {name: max(numbers) + 1 for name, numbers in self.account.done.items()}
         return Plan(
             url=f"nats://127.0.0.1:{port}", project=self.client.project, job=self.job(batch),
             lease_s=LEASE_S, results=str(self._folder / f"{batch.name}.jsonl"), batch=batch,
-            done={r.name: done[r.name] for g in batch.groups for r in g.rollouts if r.name in done},
         )  # fmt: skip
 
     async def _listen(

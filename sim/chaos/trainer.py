@@ -3,7 +3,8 @@
 Started with a plan on its standard input; the key comes in the environment. It tells
 what happens on standard output, a JSON object a line, and keeps finished rollouts in a
 file, as trainers do. It has no other memory: started again, it makes every call from the
-first one on, through ``fast_forward``, which answers from the sandbox's log.
+first one on, through ``fast_forward``, which answers from the sandbox's log; its model's words
+too, which are others each time that it is asked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import hashlib
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -43,9 +45,7 @@ T = TypeVar("T")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a trainer is to do. ``results``: the file of finished rollouts. ``done``: how
-    many steps of each rollout had been answered before; the model's words of those are
-    known, so nothing thinks before them."""
+    """What a trainer is to do. ``results``: the file of finished rollouts."""
 
     url: str
     project: str
@@ -53,7 +53,6 @@ class Plan(msgspec.Struct, frozen=True):
     lease_s: float
     results: str
     batch: Batch
-    done: dict[str, int] = {}
 
 
 def tell(event: str, **facts: Any) -> None:
@@ -127,7 +126,7 @@ class Trainer:
         try:
             if isinstance(sandbox, DSecError):
                 raise sandbox
-            await Agent(sandbox, self._plan, exercise, rollout).work()
+            await Agent(sandbox, exercise, rollout).work()
             found = await self._judged(sandbox, exercise, rollout)
             self._keep(found)
             tell("rollout", **found)
@@ -175,24 +174,21 @@ class Trainer:
 class Agent:
     """The steps of one rollout, in one sandbox."""
 
-    def __init__(self, sandbox: Sandbox, plan: Plan, exercise: Exercise, rollout: Rollout) -> None:
+    def __init__(self, sandbox: Sandbox, exercise: Exercise, rollout: Rollout) -> None:
         self._sandbox = sandbox
-        self._plan = plan
         self._exercise = exercise
         self._rollout = rollout
         self._steps = sandbox.fast_forward()
 
     async def work(self) -> None:
         """All steps, then what is handed in."""
-        known = self._plan.done.get(self._rollout.name, 0)
         beside: list[asyncio.Task[None]] = []
         for step in self._rollout.steps:
-            if step.number >= known:
-                await asyncio.sleep(step.think_s)
+            said = await self._said(step)
             if step.overlap:
-                beside.append(asyncio.create_task(self._step(step)))
+                beside.append(asyncio.create_task(self._step(step, said)))
                 continue
-            await self._step(step)
+            await self._step(step, said)
             await asyncio.gather(*beside)
             beside.clear()
         for name, content in self._exercise.work(self._rollout.outcome).items():
@@ -205,24 +201,34 @@ class Agent:
         elif await patiently("exists", lambda: files.exists(path)):
             await patiently("remove", lambda: files.remove(path))
 
-    async def _step(self, step: Step) -> None:
+    async def _said(self, step: Step) -> str:
+        """What the model says before a step."""
+
+        async def model(_number: int) -> str:
+            await asyncio.sleep(step.think_s)
+            return secrets.token_hex(8)
+
+        lane = f"model:{step.number}"
+        return await patiently("ask", lambda: self._steps.thread(lane).ask(step.number, model))
+
+    async def _step(self, step: Step, said: str) -> None:
         facts: dict[str, Any] = {"name": self._rollout.name, "step": step.number}
         if step.drop:
             tell("long", seconds=step.seconds, **facts)
         start = time.perf_counter()
-        result = await self._call(step)
+        result = await self._call(step, said)
         took_s = time.perf_counter() - start
         if result is not None:
             facts |= {"digest": _digest(result), "over_ms": (took_s - result.duration_s) * 1e3}
         tell("step", kind=step.kind, ms=took_s * 1e3, **facts)
 
-    async def _call(self, step: Step) -> ExecResult | None:
+    async def _call(self, step: Step, said: str) -> ExecResult | None:
         note = f"{WORKSPACE}/notes/{step.number}.md"
         match step.kind:
             case "exec" | "session":
-                return await self._command(step, script.command(step))
+                return await self._command(step, f": {said}; {script.command(step)}")
             case "grep":
-                return await self._command(step, "grep -rnc import /workspace | tail -5")
+                return await self._command(step, f": {said}; grep -rnc import /workspace | tail -5")
             case "read":
                 some = f"{WORKSPACE}/{min(self._exercise.workspace)}"
                 await patiently("read", lambda: self._at(step).files.read(some))

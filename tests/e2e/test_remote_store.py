@@ -81,6 +81,9 @@ async def test_a_sandbox_reads_what_it_needs_and_no_more(
     result = await sandbox.exec("sha256sum", "/var/f07")
     assert result.exit_code == 0
     assert 0 < stats(system)["fetched_bytes"] < FILES * FILE_BYTES * 0.15
+    metrics = await sandbox.metrics()
+    assert metrics["image_fetched_bytes"] == stats(system)["fetched_bytes"]
+    assert (metrics["execs"], metrics["net_rx_bytes"], metrics["net_tx_bytes"]) == (1, 0, 0)
     assert (await sandbox.exec("sh", "-c", "echo x >> /var/f01 && ls /var | wc -l")).text == "24\n"
     await sandbox.stop()
 

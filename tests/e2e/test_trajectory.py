@@ -339,18 +339,23 @@ async def test_the_synchronous_face_has_it_all(
 ) -> None:
     system = container_system
 
-    def work(id: str) -> tuple[int, bytes, list[int]]:
+    def model(question: int) -> str:
+        return f"{question}: {os.urandom(8).hex()}"
+
+    def work(id: str) -> tuple[int, str, bytes, list[int]]:
         with libdsec.sync.DSecClient(system.url, system.admin_key, system.project) as client:
             box = client.get(id)
             with box.fast_forward() as steps:
                 steps.exec("echo once >> /tmp/n")
                 steps.files.write("/tmp/s", b"written")
                 read = steps.files.read("/tmp/n")
-            return steps.replayed, read, [record.seq for record in box.trajectory()]
+                said = steps.ask(7, model)
+            return steps.replayed, said, read, [record.seq for record in box.trajectory()]
 
     async with sandbox_of(containers) as sandbox:
-        assert await asyncio.to_thread(work, sandbox.id) == (0, b"once\n", [1, 2, 3])
-        assert await asyncio.to_thread(work, sandbox.id) == (3, b"once\n", [1, 2, 3])
+        first = await asyncio.to_thread(work, sandbox.id)
+        assert (first[0], *first[2:]) == (0, b"once\n", [1, 2, 3, 4])
+        assert await asyncio.to_thread(work, sandbox.id) == (4, *first[1:])
 
 
 async def test_the_command_line_exports_a_trajectory(

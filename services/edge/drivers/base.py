@@ -134,7 +134,8 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Absolute counters and gauges of one sandbox: seconds and bytes."""
+    """Absolute counters and gauges of one sandbox: seconds and bytes. ``net_*`` count its
+    connections to the outside since the edge began, ``None`` where nobody counts."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -142,6 +143,8 @@ class Usage:
     pids: int = 0
     disk_bytes: int = 0
     oom_kills: int = 0
+    net_rx_bytes: int | None = None
+    net_tx_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

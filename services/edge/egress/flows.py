@@ -12,6 +12,7 @@ import socket
 import struct
 
 from services.edge.egress.injecting import Injector
+from services.edge.egress.sides import Traffic
 
 PIECE_BYTES = 256 * 1024
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER, 0 s: what is closed is reset
@@ -27,13 +28,13 @@ def reset(sock: socket.socket) -> None:
 
 async def relay(
     inner: socket.socket, outer: socket.socket, injector: Injector, first: bytes, *, name: str,
-    port: int,
+    port: int, traffic: Traffic,
 ) -> None:  # fmt: skip
-    """Carries requests to ``name`` with its secrets put in; sockets as in :func:`splice`."""
+    """Carries requests to ``name`` with its secrets put in; the rest as in :func:`splice`."""
     _tune(inner, outer)
     whole = False
     try:
-        await injector.relay(inner, outer, first, name=name, port=port)
+        await injector.relay(inner, outer, first, name=name, port=port, traffic=traffic)
         whole = True
     finally:
         for sock in (inner, outer):
@@ -46,26 +47,38 @@ def _tune(*socks: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-async def splice(inner: socket.socket, outer: socket.socket, first: bytes) -> None:
+async def splice(
+    inner: socket.socket, outer: socket.socket, first: bytes, traffic: Traffic
+) -> None:
     """Carries bytes until both directions have ended; ``first`` was read from ``inner``
-    already. A connection that breaks breaks the other. Both are closed at the end, reset
-    where it was cancelled."""
+    already. ``traffic`` counts what is passed on. A connection that breaks breaks the other.
+    Both are closed at the end, reset where it was cancelled."""
     loop = asyncio.get_running_loop()
     _tune(inner, outer)
 
-    async def carry(source: socket.socket, target: socket.socket, data: bytes) -> None:
-        if data:
-            await loop.sock_sendall(target, data)
-        while data := await loop.sock_recv(source, PIECE_BYTES):
-            await loop.sock_sendall(target, data)
+    async def out() -> None:
+        data = first or await loop.sock_recv(inner, PIECE_BYTES)
+        while data:
+            traffic.sent += len(data)
+            await loop.sock_sendall(outer, data)
+            data = await loop.sock_recv(inner, PIECE_BYTES)
+        end(outer)
+
+    async def back() -> None:
+        while data := await loop.sock_recv(outer, PIECE_BYTES):
+            traffic.received += len(data)
+            await loop.sock_sendall(inner, data)
+        end(inner)
+
+    def end(target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
     whole = False
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(carry(inner, outer, first))
-            group.create_task(carry(outer, inner, b""))
+            group.create_task(out())
+            group.create_task(back())
         whole = True
     except* OSError:
         pass

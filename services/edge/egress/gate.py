@@ -25,6 +25,7 @@ from services.edge.egress.kernelmaps import Kernel, PolicyMap
 from services.edge.egress.names import HEAD_MAX, Head
 from services.edge.egress.namespaces import Inside, Uplink
 from services.edge.egress.resolver import Answer, Resolver
+from services.edge.egress.sides import Traffic
 from services.edge.policy.reach import Entry, Reach, Verdict
 from shared.errors import CapacityExhausted, DsecError
 from shared.policies.network import Address
@@ -67,11 +68,12 @@ class Gate:
 
     def __init__(
         self, inside: Inside, reach: Reach, *, kernel: Kernel, uplink: Uplink,
-        resolver: Resolver, tell: Callable[[Refused], None], injector: Injector | None = None,
+        resolver: Resolver, tell: Callable[[Refused], None], traffic: Traffic,
+        injector: Injector | None = None,
     ) -> None:  # fmt: skip
         self._inside, self._reach, self._injector = inside, reach, injector
         self._kernel, self._uplink, self._resolver, self._tell = kernel, uplink, resolver, tell
-        self._grants = Grants()
+        self._traffic, self._grants = traffic, Grants()
         self._late: set[Address] = set()
         self._warn_at = 0.0
         self._rules: dict[str, int] = {}
@@ -253,9 +255,12 @@ class Gate:
                 return
             outer = await self._connect(target, port, pid)
             if outer is not None and self._injector and self._injector.takes(name, port):
-                await flows.relay(sock, outer, self._injector, first, name=name, port=port)
+                await flows.relay(
+                    sock, outer, self._injector, first, name=name, port=port,
+                    traffic=self._traffic,
+                )  # fmt: skip
             elif outer is not None:
-                await flows.splice(sock, outer, first)
+                await flows.splice(sock, outer, first, self._traffic)
         except (OSError, TimeoutError, DsecError) as err:
             log.debug("a way out to %s port %d: %r", address, port, err)
         except Exception:

@@ -24,7 +24,7 @@ from services.edge.drivers.base import Secret
 from services.edge.egress.certificates import Authority
 from services.edge.egress.names import HANDSHAKE
 from services.edge.egress.requests import Refusal, Relay
-from services.edge.egress.sides import Plain, Side, Tls
+from services.edge.egress.sides import Plain, Side, Tls, Traffic
 from shared.errors import DsecError
 
 WEB_PORTS = frozenset({443, 80})
@@ -63,10 +63,11 @@ class Injector:
         return (name, port) in self._bound
 
     async def relay(
-        self, inner: socket, outer: socket, first: bytes, *, name: str, port: int
-    ) -> None:
+        self, inner: socket, outer: socket, first: bytes, *, name: str, port: int,
+        traffic: Traffic,
+    ) -> None:  # fmt: skip
         """Carries requests until one end has enough. Raises ``OSError``."""
-        below, secure = Plain(inner, first), first[:1] == bytes([HANDSHAKE])
+        below, secure = Plain(inner, first, traffic), first[:1] == bytes([HANDSHAKE])
         side: Side = below
         if secure:
             side = tls = Tls(below, self._authority.inside(name), server=True)

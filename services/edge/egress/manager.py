@@ -25,6 +25,7 @@ from services.edge.egress.injecting import Injector, Values
 from services.edge.egress.kernelmaps import Denial, Event, Kernel, denial, target
 from services.edge.egress.namespaces import Uplink, open_inside
 from services.edge.egress.resolver import Resolver
+from services.edge.egress.sides import Traffic
 from services.edge.policy.reach import Reach
 from shared.errors import CapacityExhausted, DsecError, Unavailable
 from shared.policies import Policy
@@ -78,6 +79,7 @@ class Egress:
         self._resolver = Resolver(self._uplink, servers)
         self._kernel: Kernel | None = None
         self._held: dict[str, _Held] = {}
+        self._traffic: dict[str, Traffic] = {}
         self._by_cookie: dict[int, _Held] = {}
         self._counting: asyncio.Task[None] | None = None
         self._ring: int | None = None
@@ -124,6 +126,7 @@ class Egress:
             gate = Gate(
                 inside, reach, kernel=kernel, uplink=self._uplink, resolver=self._resolver,
                 tell=lambda refused: self._refused(uid, refused), injector=injector,
+                traffic=self._traffic.setdefault(uid, Traffic()),
             )  # fmt: skip
         except OSError as err:
             inside.close()
@@ -152,6 +155,15 @@ class Egress:
     def has(self, uid: str) -> bool:
         """Whether a sandbox has a way out."""
         return uid in self._held
+
+    def traffic(self, uid: str) -> Traffic:
+        """What a sandbox sent and received, since this process began."""
+        return self._traffic.get(uid) or Traffic()
+
+    def forget(self, uid: str) -> None:
+        """It is over."""
+        self.shut(uid)
+        self._traffic.pop(uid, None)
 
     def shut(self, uid: str) -> None:
         """Takes a sandbox's way out. One that has none is fine."""

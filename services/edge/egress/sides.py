@@ -11,9 +11,18 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from dataclasses import dataclass
 from typing import Protocol
 
 PIECE_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that a sandbox ``sent`` and ``received`` by its way out."""
+
+    sent: int = 0
+    received: int = 0
 
 
 class Side(Protocol):
@@ -33,19 +42,25 @@ class Side(Protocol):
 
 
 class Plain:
-    """Bytes as they are; ``first`` were read before."""
+    """Bytes as they are; ``first`` were read before. ``traffic`` counts what is read as sent
+    by the sandbox, what is written as received."""
 
-    def __init__(self, sock: socket.socket, first: bytes = b"") -> None:
-        self._sock, self._first = sock, first
+    def __init__(
+        self, sock: socket.socket, first: bytes = b"", traffic: Traffic | None = None
+    ) -> None:
+        self._sock, self._first, self._traffic = sock, first, traffic or Traffic()
         self._loop = asyncio.get_running_loop()
 
     async def read(self) -> bytes:
         if self._first:
-            first, self._first = self._first, b""
-            return first
-        return await self._loop.sock_recv(self._sock, PIECE_BYTES)
+            data, self._first = self._first, b""
+        else:
+            data = await self._loop.sock_recv(self._sock, PIECE_BYTES)
+        self._traffic.sent += len(data)
+        return data
 
     async def write(self, data: bytes) -> None:
+        self._traffic.received += len(data)
         await self._loop.sock_sendall(self._sock, data)
 
     async def end(self) -> None:

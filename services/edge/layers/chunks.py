@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -59,6 +59,8 @@ class Chunks:
             bytes_max=settings.layers_behind_bytes,
         )  # fmt: skip
         self.fetched_bytes = 0
+        self.fetched_of = Counter[str]()
+        """By layer."""
         self.fetches = 0
         self.ahead = 0
         """Fetches begun before anyone asked."""
@@ -255,6 +257,7 @@ class Chunks:
                 delay = min(RETRY_MAX_S, delay * 2)
         self.fetches += 1
         self.fetched_bytes += len(data)
+        self.fetched_of[layer.digest] += len(data)
         view = memoryview(data)  # the chunks of one fetch are one piece of memory
         at = range(0, (last - first + 1) * DATA_CHUNK_BYTES, DATA_CHUNK_BYTES)
         return {first + n: view[o : o + DATA_CHUNK_BYTES] for n, o in enumerate(at)}

@@ -61,6 +61,11 @@ class LayerService:
         """Counters, for measuring."""
         return self._ask(Question(ask="stats"), time.monotonic() + QUESTION_S).stats
 
+    def fetched_bytes(self, digests: Sequence[str]) -> int:
+        """What the service has fetched of the layers' data since it began."""
+        question = Question(ask="fetched", digests=list(digests))
+        return sum(self._ask(question, time.monotonic() + QUESTION_S).stats.values())
+
     def close(self) -> None:
         with self._lock:
             if self._folder >= 0:

@@ -32,9 +32,10 @@ BACKLOG = 64
 class Question(msgspec.Struct):
     """``prepare``: make ``digests`` mountable. ``mount``: the folder's descriptor.
     ``faults``: those after a number; ``traces``: what of layers was read, likewise.
-    ``hand_over``: both descriptors, and end."""
+    ``stats``: counters; ``fetched``: bytes of each of ``digests``. ``hand_over``: both
+    descriptors, and end."""
 
-    ask: Literal["prepare", "mount", "faults", "traces", "stats", "hand_over"]
+    ask: Literal["prepare", "mount", "faults", "traces", "stats", "fetched", "hand_over"]
     digests: list[str] = []
     after: int = 0
 

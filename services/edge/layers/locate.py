@@ -17,7 +17,7 @@ from services.edge.drivers.base import Layer
 from services.edge.layers.client import LayerService
 from shared.blobs import opening
 from shared.blobs.layout import DATA_NAME, META_NAME
-from shared.errors import NotFound
+from shared.errors import DsecError, NotFound
 
 MAX_KNOWN = 10_000
 """Layers remembered as present; a layer is immutable, so only its removal by garbage
@@ -33,6 +33,10 @@ class Locator(Protocol):
     async def find(self, digests: Sequence[str]) -> list[Layer]:
         """The layers, in order. Raises ``NotFound`` (cause ``image``) for the first
         that is not there, ``Unavailable`` where the store does not answer."""
+        ...
+
+    async def fetched_bytes(self, digests: Sequence[str]) -> int | None:
+        """Of their data, by this node so far; ``None`` where that is not known."""
         ...
 
 
@@ -53,6 +57,12 @@ class RemoteLocator:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._service.prepare, digests)
 
+    async def fetched_bytes(self, digests: Sequence[str]) -> int | None:
+        try:
+            return await asyncio.to_thread(self._service.fetched_bytes, digests)
+        except DsecError:  # the service is away: it counts anew when it is back
+            return None
+
 
 class FolderLocator:
     """Layers of a folder. ``store_url`` is ``file:///path``."""
@@ -70,6 +80,9 @@ class FolderLocator:
             while len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         return [self._known.get(d) or self._look(d) for d in digests]
+
+    async def fetched_bytes(self, digests: Sequence[str]) -> int | None:
+        return 0  # they are mounted where they are
 
     def forget(self, digest: str) -> None:
         """The layer turned out to be gone or broken."""

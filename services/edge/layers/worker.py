@@ -128,6 +128,8 @@ class Worker:
         elif question.ask == "stats":
             await self.chunks.written()
             answer.stats = self._stats()
+        elif question.ask == "fetched":
+            answer.stats = {one: self.chunks.fetched_of[one] for one in question.digests}
         else:
             try:
                 answer.places = [await self._place(digest) for digest in question.digests]

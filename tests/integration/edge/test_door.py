@@ -372,6 +372,10 @@ async def test_info_tells_what_the_edge_knows(system: Cluster) -> None:
     info = await system.caller.info(uid, InfoRequest(op_id=ids.new()))
     assert (info.uid, info.state, info.error) == (uid, "running", None)
     assert info.metrics["pids"] >= 1 and info.enforcement
+    assert info.metrics["execs"] == info.metrics["image_fetched_bytes"] == 0
+    await system.caller.exec(uid, ExecRequest(op_id=ids.new(), argv=["true"]))
+    metrics = (await system.caller.info(uid, InfoRequest(op_id=ids.new()))).metrics
+    assert metrics["execs"] == 1 and "net_rx_bytes" not in metrics  # nobody counts that there
 
 
 async def test_every_verb_is_recorded_once(system: Cluster) -> None:

@@ -233,10 +233,14 @@ async def test_set_timeout_changes_and_removes_limits(system: Cluster) -> None:
 
 async def test_idle_time_pauses_where_that_is_asked(system: Cluster) -> None:
     uid = await system.running(ttl_running_stop=0.4, on_timeout="pause")
-    await system.scheduler.observed(uid, "paused")
+    assert (await system.scheduler.observed(uid, "paused")).cause == "idle_timeout"
+    info = await system.caller.info(uid, InfoRequest(op_id=ids.new()))
+    assert (info.state, info.time_up) == ("paused", "idle_timeout")
     await asyncio.sleep(0.6)
-    reply = await system.caller.exec(uid, ExecRequest(op_id=ids.new(), argv=["true"]))
+    script = "sleep 1; echo awake"
+    reply = await system.caller.exec(uid, ExecRequest(op_id=ids.new(), shell=script))
     assert reply.exit_code == 0
+    assert (await system.scheduler.observed(uid, "resumed")).cause is None
 
 
 async def test_what_cannot_be_enforced_is_refused(system: Cluster) -> None:

@@ -11,8 +11,11 @@ import pytest
 from nats.aio.msg import Msg
 
 from schemas.base import Ok, decode, encode
-from schemas.exec import ExecReply, ExecRequest, FileRequest
+from schemas.exec import ExecReply, ExecRequest, FileRequest, InfoRequest
 from schemas.trajectory import (
+    NOTE_BYTES,
+    NoteReply,
+    NoteRequest,
     OutputPiece,
     TrajectoryPage,
     TrajectoryRecord,
@@ -152,6 +155,60 @@ async def until_begun(system: Cluster, uid: str, seq: int) -> None:
     async with asyncio.timeout(WAIT_S):
         while (await page(system, uid)).last < seq:
             await asyncio.sleep(0.05)
+
+
+async def noted(system: Cluster, uid: str, request: NoteRequest) -> NoteReply:
+    answer = await system.caller.call(uid, "note", request)
+    return decode(await asyncio.wait_for(answer.final, WAIT_S), NoteReply)
+
+
+def note(op_id: str, data: bytes, *, step: int = 1) -> NoteRequest:
+    about = hashlib.sha256(b"asked").hexdigest()
+    return NoteRequest(op_id=op_id, lane="main", about=about, data=data, step=step)
+
+
+async def test_a_note_outlives_a_kill_right_after_its_answer(system: Cluster, told: Told) -> None:
+    """Whole, however long; the first one at an id stays, also for the next process."""
+    uid = await system.running()
+    one, two = note(ids.new(), b"a" * NOTE_BYTES), note(ids.new(), b"b", step=2)
+    assert (await noted(system, uid, one)).seq == 1
+    assert (await noted(system, uid, two)).seq == 2
+    await restarted(system)
+    for request, seq in ((one, 1), (two, 2)):
+        again = await noted(system, uid, request)
+        assert (again.error, again.seq) == (None, seq)
+    other = await noted(system, uid, note(two.op_id, b"c", step=2))
+    assert other.error is not None
+    assert (other.error.code, other.error.field) == ("conflict", "op_id")
+    (first,), (second,) = (
+        (await page(system, uid, limit=1)).records, (await page(system, uid, after=1)).records
+    )  # fmt: skip
+    for record, request in ((first, one), (second, two)):
+        assert record.request is not None and record.ended_at is not None
+        assert msgspec.convert(record.request, NoteRequest) == request
+    await until(lambda: told.ended(uid) == [1, 2])
+
+
+async def test_a_note_whose_service_was_killed_before_the_answer_is_kept_when_it_is_asked_again(
+    system: Cluster, told: Told
+) -> None:
+    uid = await system.running()
+    request = note(ids.new(), b"d" * 5_000)
+    await system.caller.call(uid, "note", request)
+    await restarted(system)
+    assert (await noted(system, uid, request)).error is None
+    (record,) = (await page(system, uid)).records
+    assert msgspec.convert(record.request, NoteRequest) == request
+    await until(lambda: told.ended(uid) == [1])
+
+
+async def test_a_note_leaves_a_paused_sandbox_alone(system: Cluster) -> None:
+    uid = await system.running()
+    await system.scheduler.op("pause", uid)
+    await system.scheduler.observed(uid, "paused")
+    assert (await noted(system, uid, note(ids.new(), b"x"))).seq == 1
+    info = await system.caller.info(uid, InfoRequest(op_id=ids.new()))
+    assert info.state == "paused"
 
 
 async def test_what_ended_with_its_sandbox_is_told_too(system: Cluster, told: Told) -> None:

@@ -52,6 +52,8 @@ def test_only_what_is_read_is_fetched_and_once(node: Node) -> None:
     assert found == [content["f05"]] * 8
     fetched = node.service.stats()["fetched_bytes"]
     assert MIB <= fetched <= 16 * MIB * 0.15
+    assert node.service.fetched_bytes([digest, "other"]) == fetched
+    assert node.service.fetched_bytes(["other"]) == 0
     forget_pages(root / "f05")
     assert reads(root / "f05") == content["f05"]
     assert node.service.stats()["fetched_bytes"] == fetched

@@ -128,12 +128,17 @@ async def test_a_verifier_has_a_sandbox_for_itself_and_after_its_time(
 
 
 async def test_a_run_that_ended_is_answered_from_the_log(options: dict[str, str]) -> None:
-    """By plain functions in threads; sandboxes of the first time are gone at the second."""
-    replayed: list[int] = []
+    """By plain functions in threads, with a model; the second time their sandboxes are gone."""
+    replayed, asked = list[int](), list[str]()
+
+    def model(question: str) -> str:
+        asked.append(question)
+        return f"echo {question} {_ids.new()}"
 
     def loop(rollout: Any) -> str:
         sandbox = rollout.sandbox(FAKE)
-        said = "".join(sandbox.exec(f"echo {rollout.prompt}{n}").text for n in range(3))
+        commands = [rollout.ask(f"{rollout.prompt}{n}", model) for n in range(3)]
+        said = "".join(sandbox.exec(command).text.split()[0] for command in commands)
         replayed.append(sandbox.replayed)
         return said
 
@@ -142,12 +147,9 @@ async def test_a_run_that_ended_is_answered_from_the_log(options: dict[str, str]
             return sync.rollout.here(client, "plain", loop=loop, prompts=["a", "b"], at_once=2)
 
     first = await asyncio.to_thread(work)
-    assert [(r.value, r.error) for r in first] == [
-        ("a0\na1\na2\n", None), ("b0\nb1\nb2\n", None),
-    ]  # fmt: skip
-    assert replayed == [0, 0]
+    assert [(r.value, r.error) for r in first] == [("a0a1a2", None), ("b0b1b2", None)]
     assert await asyncio.to_thread(work) == first
-    assert replayed[2:] == [3, 3]
+    assert (replayed, sorted(asked)) == ([0, 0, 6, 6], ["a0", "a1", "a2", "b0", "b1", "b2"])
 
 
 async def test_streams_and_input(client: DSecClient) -> None:

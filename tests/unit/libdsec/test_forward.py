@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from libdsec import _ids, _log
+from libdsec import replay as replaying
 from libdsec._core import Core
 from libdsec._log import Entry
 from libdsec._wire import (
@@ -24,6 +27,7 @@ from libdsec._wire import (
 from libdsec.errors import Divergence, OutcomeUnknown, SandboxDied, Unavailable
 from libdsec.forward import FastForward
 from libdsec.replay import replay
+from libdsec.results import ExecResult
 from libdsec.sandbox import Sandbox
 from libdsec.trajectory import record_of
 
@@ -248,3 +252,34 @@ async def test_what_cannot_be_done_again_is_told() -> None:
     ]  # fmt: skip
     assert (found.replayed, found.same) == (1, False)
     assert [verb for verb, _ in link.asked] == ["exec"]
+
+
+async def test_what_followed_within_a_tick_of_the_clock_is_done_in_its_order() -> None:
+    """The second one began after the end of the first, and both in one tick; the third one
+    before the end of the second."""
+    wires = [record(n, "exec", ExecReply(op_id=OP, exit_code=0), shell=f"c{n}") for n in (1, 2, 3)]
+    spans = [(1.0001, 1.001), (1.002, 1.009), (1.003, 1.004)]
+    done_again = []
+    for entry, (begun_at, ended_at) in zip(wires, spans, strict=True):
+        assert entry.record is not None
+        wire = msgspec.structs.replace(entry.record, at=1.0, begun_at=begun_at, ended_at=ended_at)
+        done_again.append(record_of(Entry(entry.seq, wire)))
+    running: set[str] = set()
+    overlaps: list[set[str]] = []
+
+    class Again:
+        async def _start(self, _verb: str, request: Any, _reply: Any) -> Any:
+            running.add(request.shell)
+            overlaps.append(set(running))
+            return request.shell
+
+    async def collect(shell: str) -> ExecResult:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        running.discard(shell)
+        return done_again[0].result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replaying, "collect", collect)
+        found = await replay(done_again, Again())  # type: ignore[arg-type]
+    assert (found.replayed, overlaps) == (3, [{"c1"}, {"c2"}, {"c2", "c3"}])

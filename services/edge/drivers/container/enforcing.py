@@ -32,6 +32,7 @@ from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
 from services.edge.egress.resolver import servers_of
+from services.edge.egress.sides import Traffic
 from services.edge.noted import FORMS
 from services.edge.policy import seccomp
 from services.edge.policy.plan import Plan, compile_policy
@@ -341,6 +342,10 @@ class Enforcing:
             )
         )  # fmt: skip
 
+    def traffic(self, uid: str) -> Traffic:
+        """What a sandbox sent and received by its way out."""
+        return self._egress.traffic(uid)
+
     def limit_of(self, uid: str) -> int | None:
         """The budget of output that a policy sets, in bytes."""
         held = self._held.get(uid)
@@ -349,7 +354,7 @@ class Enforcing:
     def end(self, uid: str) -> None:
         """The sandbox is over."""
         held = self._held.pop(uid, None)
-        self._egress.shut(uid)
+        self._egress.forget(uid)
         self._sensors.end(uid)
         self._confining.end(uid)
         if held is not None and held.asking is not None:

@@ -15,6 +15,7 @@ from services.edge.cgroups import Groups
 from services.edge.counting import counters
 from services.edge.disks.disks import Disks
 from services.edge.drivers.base import Handle, Usage
+from services.edge.drivers.container.enforcing import Enforcing
 from services.edge.drivers.container.folders import disk_of
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Shells
@@ -29,6 +30,7 @@ class LimitedDisks(ABC):
 
     _settings: ContainerSettings
     _disks: Disks
+    _enforcing: Enforcing
 
     @property
     @abstractmethod
@@ -39,7 +41,10 @@ class LimitedDisks(ABC):
         folder = self._settings.sandboxes_dir / handle.uid
         pid, note = handle.data["pid"], disk_of(handle.data)
         used = await self.shells.thread(lambda: self._disks.used_bytes(folder, pid, note))
-        return replace(usage, disk_bytes=used)
+        way_out = self._enforcing.traffic(handle.uid)
+        return replace(
+            usage, disk_bytes=used, net_rx_bytes=way_out.received, net_tx_bytes=way_out.sent
+        )
 
     async def counters(self, handles: Sequence[Handle]) -> list[Counters]:
         return await self.shells.thread(lambda: [self._counters(handle) for handle in handles])

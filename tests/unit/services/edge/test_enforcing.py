@@ -34,6 +34,9 @@ class Taken:
         self.opens += 1
         raise Conflict("a process has port 53 of the gate", field="network_rules")
 
+    def forget(self, uid: str) -> None:
+        self.shut(uid)
+
     def shut(self, uid: str) -> None:
         self.shuts.append(uid)
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from schemas.base import WireError
 from schemas.sandbox import Observation, OpCommand, SandboxOpRequest
-from services.scheduler import decide, nodes, operating
+from services.scheduler import decide, nodes, operating, reads
 from services.scheduler.decide import Deadlines
 from services.scheduler.model import Changes, Sandbox
 from services.scheduler.placement import Failure
@@ -320,3 +320,18 @@ def test_an_operation_ends_its_wait_with_the_next_settled_state() -> None:
     for observed, state in (("paused", life.PAUSED), ("resumed", life.RUNNING)):
         _, row = see(waiting, observed)
         assert (row.state, row.op_id, row.deadline_at) == (state, None, None)
+
+
+def test_a_time_limit_that_paused_a_sandbox_is_its_cause_while_it_stands() -> None:
+    _, paused = see(sandbox("running"), "paused", cause="idle_timeout")
+    assert (paused.state, paused.cause) == ("paused", "idle_timeout")
+    assert reads.info(paused, None).time_up == "idle_timeout"
+    _, again = see(paused, "resumed")
+    assert (again.state, again.cause) == ("running", None)
+    _, died = see(paused, "failed")
+    assert died.cause == "runtime", "what paused it did not end it"
+    _, asked = see(sandbox("running"), "paused")
+    assert asked.cause is None and reads.info(asked, None).time_up is None
+    for cause, time_up in (("deadline", "deadline"), ("oom", None)):
+        _, over = see(sandbox("running"), "stopped", cause=cause)
+        assert reads.info(over, None).time_up == time_up

@@ -19,6 +19,7 @@ from services.edge.egress.kernelmaps import Kernel, PolicyMap
 from services.edge.egress.libbpf import Map
 from services.edge.egress.namespaces import Inside, Uplink
 from services.edge.egress.resolver import Answer, Resolver
+from services.edge.egress.sides import Traffic
 from services.edge.policy.reach import Entry, Reach
 from shared import policies
 from shared.errors import CapacityExhausted
@@ -84,7 +85,7 @@ class Field:
         self.gate = Gate(
             inside, of(rules), kernel=cast(Kernel, self.kernel),
             uplink=cast(Uplink, FakeUplink()), resolver=cast(Resolver, self.resolver),
-            tell=self.told.append,
+            tell=self.told.append, traffic=Traffic(),
         )  # fmt: skip
 
     async def look(self, name: str) -> Answer | None:

@@ -19,6 +19,7 @@ from schemas.secret import GivenSecret
 from services.edge.drivers.base import Secret
 from services.edge.egress.certificates import Authority
 from services.edge.egress.injecting import Change, Injector, changed
+from services.edge.egress.sides import Traffic
 from shared.errors import DsecError, Unavailable
 
 VALUE = "s3cr3t-value-of-the-test"
@@ -89,6 +90,7 @@ class Bench:
     world: Authority
     values: Mapping[str, GivenSecret] | DsecError
     outside: Outside = field(default_factory=Outside)
+    traffic: Traffic = field(default_factory=Traffic)
     bound: Secret = BOUND
     shows: str = "api.test"
 
@@ -115,7 +117,9 @@ class Bench:
             first = await loop.sock_recv(inner, 65536)
             port = 443 if secure else 80
             try:
-                await injector.relay(inner, outer, first, name=name, port=port)
+                await injector.relay(
+                    inner, outer, first, name=name, port=port, traffic=self.traffic
+                )
             finally:
                 inner.close()
                 outer.close()
@@ -201,6 +205,7 @@ async def test_a_placeholder_becomes_the_value_in_headers_alone(bench: Bench) ->
     assert status == 200 and told["x-key"] == f"k={VALUE};"
     assert base64.b64decode(told["authorization"].split()[1]) == f"user:{VALUE}".encode()
     assert json.loads(text)["body_bytes"] == len("dsec-secret-hub")
+    assert bench.traffic.sent > len("dsec-secret-hub") and bench.traffic.received > len(text)
 
 
 async def test_every_request_of_a_connection_gets_the_value_of_its_moment(bench: Bench) -> None:

@@ -53,6 +53,9 @@ class Egress:
     def has(self, uid: str) -> bool:
         return uid in self.open_to
 
+    def forget(self, uid: str) -> None:
+        self.shut(uid)
+
     def shut(self, uid: str) -> None:
         self.open_to.pop(uid, None)
 
