@@ -93,9 +93,9 @@ class Operation:
         self._unconfirmed: deque[Frame] = deque()
         self._retained: deque[Frame] = deque()
         self._skip: dict[str, int] = {"stdout": 0, "stderr": 0}
-        self._room: asyncio.Event | None = None
+        self._room = asyncio.Event()
         self._input: deque[bytes] = deque()
-        self._arrived: asyncio.Event | None = None
+        self._arrived = asyncio.Event()
         self.orders = Orders()
 
     # -- out ----------------------------------------------------------------------
@@ -129,8 +129,6 @@ class Operation:
 
     async def _frame(self, frame: str, data: bytes) -> None:
         while self._sent - self._confirmed + len(data) > self.window_bytes:
-            if self._room is None:
-                self._room = asyncio.Event()
             self._room.clear()
             try:
                 async with asyncio.timeout(None if self.may_stall else STALL_S):
@@ -317,8 +315,7 @@ class Operation:
             self._queued += len(data)
             self._input.append(data)
         self._eof = self._eof or end
-        if self._arrived is not None:
-            self._arrived.set()
+        self._arrived.set()
 
     def _confirm(self, count: int) -> None:
         self._confirmed = max(self._confirmed, min(count, self._sent))
@@ -327,8 +324,7 @@ class Operation:
             if offset + len(data) > self._confirmed:
                 break
             self._retain(self._unconfirmed.popleft())
-        if self._room is not None:
-            self._room.set()
+        self._room.set()
 
     def _retain(self, frame: Frame) -> None:
         self._retained.append(frame)
@@ -366,8 +362,6 @@ class Operation:
                     await self._send("a", str(self.taken).encode())
             if self._eof:
                 return
-            if self._arrived is None:
-                self._arrived = asyncio.Event()
             self._arrived.clear()
             await self._arrived.wait()
 

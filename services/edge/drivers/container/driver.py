@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import platform
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.agent.ports import PortsOfAgent
 from services.edge.cgroups import CgroupDriver, Groups
-from services.edge.disks.disks import Disk, Disks
+from services.edge.disks.disks import Disks
 from services.edge.drivers.base import (
     BackendReport,
     ExecIO,
@@ -47,10 +46,11 @@ from services.edge.drivers.container.deaths import Deaths, Sandbox, why
 from services.edge.drivers.container.enforcing import Enforcing, target_of, together
 from services.edge.drivers.container.engine import Engine
 from services.edge.drivers.container.files import FilesOfAgent
-from services.edge.drivers.container.folders import DISK, disk_of
+from services.edge.drivers.container.folders import disk_of
 from services.edge.drivers.container.leftovers import Leftovers
 from services.edge.drivers.container.limiting import LimitedDisks
 from services.edge.drivers.container.pausing import NOT_OPEN, Pausing, pause_features
+from services.edge.drivers.container.places import Place, data_of, full_disk, make, place_of
 from services.edge.drivers.container.policies import PolicyOfContainers
 from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.reaper import Reaper
@@ -58,11 +58,9 @@ from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Root, Shells, WarmShell
 from services.edge.drivers.container.wanted import check, limits, room_of
 from services.edge.drivers.snapshotting import Captured
-from services.edge.layers.mounts import Upper
 from services.edge.policy import seccomp
 from services.edge.policy.plan import NO_INTERFACE, Plan
 from shared.errors import (
-    CapacityExhausted,
     Conflict,
     DsecError,
     SandboxDied,
@@ -70,15 +68,6 @@ from shared.errors import (
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Place:
-    """A sandbox's folder, as far as it is ``made``, and its disk."""
-
-    folder: Path
-    disk: Disk
-    made: bool = False
 
 
 class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDisks, Leftovers):
@@ -202,13 +191,13 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
             self._starting.discard(spec.uid)
 
     async def _start(self, spec: StartSpec, folder: Path, plan: Plan) -> Handle:
-        place = _Place(folder, Disk(Upper(folder), {}))
+        place = place_of(folder)
         warm: WarmShell | None = None
         try:
             # few turns of threads: each waits for the interpreter, beside all other starts
-            await self.shells.thread(lambda: self._make(place, spec))
+            await self.shells.thread(lambda: make(place, spec, self._disks))
             warm = await self._take_shell()
-            data = _data(warm, spec, place.disk)
+            data = data_of(warm, spec, place.disk)
             going = asyncio.Event()
             above = [self._capturing.folder(id) for id in spec.captures]
             attaching = self.shells.attach(
@@ -230,15 +219,6 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         finally:
             place.disk.close()
 
-    def _make(self, place: _Place, spec: StartSpec) -> None:
-        """Makes the sandbox's folder and what is in it before it has a container. Blocking."""
-        try:
-            place.folder.mkdir(mode=0o700)
-        except FileExistsError:
-            raise Conflict(f"sandbox {spec.uid} exists", field="uid") from None
-        place.made = True
-        place.disk = self._disks.make(place.folder, room_of(spec))
-
     def _noted(self, folder: Path, data: Mapping[str, Any], plan: Plan) -> list[str]:
         """What is laid over paths of a sandbox whose folder knows it now. Blocking."""
         folders.note(folder, data)
@@ -256,7 +236,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
                 f"no shell became ready: {why.message if why else 'the engine is busy'}"
             ) from why
 
-    async def _undo(self, warm: WarmShell | None, place: _Place) -> None:
+    async def _undo(self, warm: WarmShell | None, place: Place) -> None:
         with contextlib.suppress(DsecError):
             if warm is not None:
                 await self.shells.drop(warm)
@@ -395,19 +375,3 @@ async def _answers(warm: WarmShell, rooted: asyncio.Future[dict[str, str]]) -> N
     """Its agent does so in the root it now has."""
     await rooted
     await warm.agent.list()
-
-
-def full_disk(err: OSError) -> Exception:
-    """The typed error of a disk that is full; any other as it is."""
-    if err.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CapacityExhausted("the node's disk is full", field="disk")
-    return err
-
-
-def _data(warm: WarmShell, spec: StartSpec, disk: Disk) -> dict[str, Any]:
-    captures = {"captures": list(spec.captures)} if spec.captures else {}
-    limited = {DISK: dict(disk.note)} if disk.note else {}
-    return {
-        "container": warm.shell.id, "name": warm.shell.name, "pid": warm.shell.pid,
-        "groups": warm.groups.data(), **captures, **limited,
-    }  # fmt: skip
