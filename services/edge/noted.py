@@ -30,7 +30,7 @@ NPM_VERBS: Mapping[str, str] = {"pack": "pack", "view": "view", "info": "view", 
 
 def noted(argv: Sequence[str] | None, shell: str | None) -> list[str]:
     """The bare forms of what is worth a word in one command, each once."""
-    if "git" not in (shell or "") and not any("git" in word for word in argv or ()):
+    if not any(map(_NAMED.search, (shell,) if shell is not None else argv or ())):
         return []  # nearly every command
     found: dict[str, None] = {}
     for words in _calls(argv, shell):
@@ -110,6 +110,7 @@ FORMS: Mapping[str, Callable[[list[str]], str | None]] = {
     "git": _git, "pip": _pip, "pip3": _pip, "npm": _npm, "go": _go,
 }  # fmt: skip
 """By the program's name."""
+_NAMED = re.compile("|".join(FORMS))
 _CALL = re.compile(rf"(?:^|[\s;&|(`])({'|'.join(FORMS)})\s+([^;&|)`\n]{{1,1000}})")
 
 
