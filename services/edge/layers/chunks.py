@@ -85,13 +85,18 @@ class Chunks:
     def _here(self, key: Key) -> bool:
         return self._cache.has(key) or self._behind.get(key) is not None
 
+    def _missing(self, key: Key) -> bool:
+        """Whether it is neither here nor on its way: what is brings no neighbours along."""
+        return key not in self._flights and not self._here(key)
+
     async def read(self, layer: Known, offset: int, length: int) -> list[Piece]:
         """The bytes. Raises a typed error at the deadline at the latest."""
         try:
             async with asyncio.timeout(self._settings.layers_read_deadline_s):
                 parts = _parts(offset, length)
                 per = self._settings.chunks_per_unit
-                units = sorted({part[0] // per for part in parts})
+                missing = (part[0] for part in parts if self._missing((layer.digest, part[0])))
+                units = sorted({index // per for index in missing})
                 for unit in units:
                     self._launch(layer, self._chunks_of(layer, unit))  # side by side
                 for unit in units:
