@@ -271,7 +271,8 @@ class Sandbox(HasSnapshots, HasPorts, HasPolicy):
         lease of ``lease_s`` seconds, renewed for as long as the block (and this process)
         lives. No time limit ends the sandbox meanwhile, within the node's bound, and where
         one has ended the agent's work already (``scoring_grace_s``), calls through it go
-        on. Raises ``Conflict`` while another verifier holds it."""
+        on. Waits for the lease of a verifier that died to run out; raises ``Conflict``
+        where another one lives."""
         from libdsec.verifying import Verifying
 
         return Verifying(self, seconds(lease_s, "lease_s"))

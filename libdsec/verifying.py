@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 
 from libdsec import _ids
 from libdsec._wire import LEASE_MAX_S, LeaseReply, LeaseRequest
-from libdsec.errors import DSecError, InvalidRequest, Unavailable
+from libdsec.errors import Conflict, DSecError, InvalidRequest, Unavailable
 from libdsec.sandbox import Sandbox
 
 log = logging.getLogger("libdsec")
@@ -22,6 +23,10 @@ log = logging.getLogger("libdsec")
 RENEWALS = 3
 """Renewals within one lease."""
 MIN_S = 1.0
+LOOK_S = 1.0
+"""Between two looks at another verifier's lease."""
+RENEWED_S = 0.5
+"""A lease that ends so much later than it was to end is held by somebody alive."""
 
 
 class Verifying(Sandbox):
@@ -47,7 +52,7 @@ class Verifying(Sandbox):
         return f"Verifying({self.id!r}, lease_s={self.lease_s:g})"
 
     async def __aenter__(self) -> Verifying:
-        await self._ask(self.lease_s)
+        await self._take()
         self._task = asyncio.create_task(self._renew(), name=f"verifier of {self.uid}")
         return self
 
@@ -58,6 +63,20 @@ class Verifying(Sandbox):
             await asyncio.wait({self._task})
         with contextlib.suppress(DSecError):
             await self._ask(0.0)
+
+    async def _take(self) -> None:
+        """Takes the lease, if need be when that of a verifier that died has run out. Raises
+        ``Conflict`` as soon as its holder renews it."""
+        ends = math.inf
+        while True:
+            try:
+                return await self._ask(self.lease_s)
+            except Conflict as exc:
+                now, left_s = time.monotonic(), exc.retry_after_s
+                if left_s is None or now + left_s > ends + RENEWED_S:
+                    raise
+                ends = min(ends, now + left_s)
+                await asyncio.sleep(min(left_s, LOOK_S))
 
     async def alone(self, *, offline: bool = False) -> None:
         """Kills everything that runs in the sandbox, and lets nobody else in until the

@@ -58,11 +58,13 @@ def taken(
     kept: Kept, holder: str, lease_s: float, *, now: float, max_s: float, alone: bool = False
 ) -> Kept:
     """With the lease taken or renewed for ``lease_s`` seconds. Raises ``Conflict`` while
-    somebody else has it, and where ``holder`` had it for its ``max_s``."""
+    somebody else has it (``retry_after_s``: until it ends, unless it is renewed), and where
+    ``holder`` had it for its ``max_s``."""
     lease = kept.lease
     if lease is not None and lease.holder != holder:
         if lease.until > now:
-            raise Conflict("another verifier holds the sandbox", field="lease")
+            text = "another verifier holds the sandbox"
+            raise Conflict(text, field="lease", retry_after_s=kept.held_s(now))
         lease = None
     ends = now + max_s if lease is None else lease.ends
     if now >= ends:
@@ -86,5 +88,6 @@ def refusal(kept: Kept, holder: str, *, cleared: bool, now: float) -> DsecError 
     if kept.scoring is not None and not (mine and cleared):
         return kept.scoring.death()
     if lease is not None and lease.alone and not mine:
-        return Conflict("a verifier has the sandbox for itself", field="lease")
+        text = "a verifier has the sandbox for itself"
+        return Conflict(text, field="lease", retry_after_s=kept.held_s(now))
     return None

@@ -62,13 +62,13 @@ def tell(event: str, **facts: Any) -> None:
 
 
 async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Repeats a call that may be repeated, as its errors say."""
+    """Repeats a call that may be repeated, as its errors say, or say when."""
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
             return await call()
         except DSecError as exc:
-            if not exc.retryable or time.monotonic() > end:
+            if not (exc.retryable or exc.retry_after_s) or time.monotonic() > end:
                 raise
             tell("retry", what=what, error=f"{type(exc).__name__}: {exc}")
             await asyncio.sleep(exc.retry_after_s or AGAIN_S)

@@ -207,7 +207,7 @@ async def test_who_ran_out_of_time_is_scored_within_the_time_for_it(
 
 async def test_one_at_a_time_judges_and_nobody_is_let_in_beside(containers: DSecClient) -> None:
     async with await containers.run_container(task().run_args()) as sandbox:
-        async with sandbox.verifying() as held:
+        async with sandbox.verifying(lease_s=6) as held:
             with pytest.raises(Conflict):
                 await grade(sandbox, task())
             await held.alone()
@@ -215,6 +215,20 @@ async def test_one_at_a_time_judges_and_nobody_is_let_in_beside(containers: DSec
                 await sandbox.exec("true")
             assert (await held.exec("echo mine")).text == "mine\n"
         assert (await sandbox.exec("echo ours")).text == "ours\n"
+
+
+async def test_a_verdict_waits_for_the_lease_of_a_verifier_that_died(
+    containers: DSecClient, agent: Sandbox
+) -> None:
+    dead = agent.verifying(lease_s=5)
+    await dead.__aenter__()
+    await dead.alone()
+    assert dead._task is not None
+    dead._task.cancel()
+    with pytest.raises(Conflict) as refused:
+        await agent.exec("true")
+    assert 0 < (refused.value.retry_after_s or 0) <= 5
+    assert (await grade(agent, task(), client=containers)).reward is not None
 
 
 async def test_a_report_is_judged_and_the_agent_cannot_write_it(

@@ -26,8 +26,9 @@ def test_a_lease_is_held_for_what_was_asked_and_no_longer_than_its_most(
 
 def test_one_holds_it_at_a_time() -> None:
     kept = taken(Kept(), "a", 10.0, now=0.0, max_s=100.0)
-    with pytest.raises(Conflict):
+    with pytest.raises(Conflict) as refused:
         taken(kept, "b", 10.0, now=9.0, max_s=100.0)
+    assert refused.value.retry_after_s == 1.0
     other = taken(kept, "b", 10.0, now=10.0, max_s=100.0)
     assert other.lease == Lease("b", 20.0, 110.0)
     assert released(other, "a") == other
