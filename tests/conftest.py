@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 SEARCH_EXAMPLES = 5000
 
@@ -26,11 +27,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, what shares a system or a machine-wide fixture runs on one."""
-    here = Path(__file__).parent
-    for item in items:
-        parts = item.path.relative_to(here).parts
-        if parts[0] not in ("unit", "architecture"):
-            name = parts[1] if parts[0] == "integration" else parts[0]
-            item.add_marker(pytest.mark.xdist_group(name))
+class ByFolder(LoadScopeScheduling):
+    """With several workers, what shares a system or a machine-wide fixture runs on one:
+    a folder of integration tests, all of another kind; of pure tests a module."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        _, kind, *below = path.split("/")
+        if kind in ("unit", "architecture"):
+            return path
+        return below[0] if kind == "integration" else kind
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
+    return ByFolder(config, log)
