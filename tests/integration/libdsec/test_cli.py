@@ -80,7 +80,7 @@ async def test_run_without_a_command_stays(peer: Peer, dsec: Cli):
     stopped = await dsec("rm", made["id"])
     assert stopped.code == 0
     assert peer.live() == []
-    assert (await dsec("ps")).out.splitlines() == ["ID\tSTATE\tNODE\tJOB\tLABELS"]
+    assert (await dsec("ps")).out.splitlines() == ["ID\tSTATE\tTIME_UP\tNODE\tJOB\tLABELS"]
 
 
 async def test_run_names_a_policy_or_brings_a_document(peer: Peer, dsec: Cli, tmp_path: Path):
