@@ -107,7 +107,11 @@ async def test_a_long_output_is_read_back_whole(
         assert (again.stdout, again.stderr) == (first.stdout, first.stderr)
         assert again.truncated == (0, 0) and again.seq == first.seq
     log = sandbox.trajectory()
-    (record,) = await until(lambda: records_of(sandbox), within_s=60, what="the record")
+
+    async def ended() -> list[TrajectoryRecord]:
+        return [one for one in await records_of(sandbox) if one.result is not None]
+
+    (record,) = await until(ended, within_s=60, what="the record and its result")
     assert record.result is not None and record.result.truncated[0] > 2_000_000
     whole = (await log.whole(record)).result
     assert whole is not None

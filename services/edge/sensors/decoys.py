@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import struct
 from collections.abc import Callable
@@ -32,12 +33,20 @@ def make(decoy: Path) -> None:
     decoy.chmod(0o755)
 
 
+def make_spare(decoy: Path) -> None:
+    """As :func:`make`, ahead of need: where it cannot be made now, nothing of it is left."""
+    try:
+        make(decoy)
+    except OSError:
+        shutil.rmtree(decoy, ignore_errors=True)
+
+
 def take(spare: Path, folder: Path) -> Path:
     """The decoy of the sandbox that ``folder`` is of: ``spare``, where it is there."""
     decoy = folder / FOLDER
     try:
         spare.rename(decoy)
-    except OSError:  # of a shell that an edge made which was older, or on another disk
+    except OSError:  # there is none: the disk was full, or the edge older; or on another disk
         make(decoy)
     return decoy
 

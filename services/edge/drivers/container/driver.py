@@ -134,7 +134,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         await self._pausing.open()
         self._reaper.open()
         self._pool = Pool(
-            self._shells.make, self._shells.drop, size=s.pool_size, most=s.pool_max,
+            self._make_shell, self._shells.drop, size=s.pool_size, most=s.pool_max,
             concurrency=s.refill_concurrency, retry_s=s.pool_retry_s,
         )  # fmt: skip
         self._pool.open()
@@ -223,6 +223,12 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         """What is laid over paths of a sandbox whose folder knows it now. Blocking."""
         folders.note(folder, data)
         return self._enforcing.guards(folder.name, plan, self.shells.spare_decoy(data["name"]))
+
+    async def _make_shell(self) -> WarmShell:
+        try:
+            return await self.shells.make()
+        except OSError as err:
+            raise full_disk(err) from err
 
     async def _take_shell(self) -> WarmShell:
         if self._pool is None:

@@ -102,7 +102,7 @@ class Shells:
         try:
             shell = await self._engine.create_shell(name, folder)
             found = shell
-            await self.thread(lambda: decoys.make(self.spare_decoy(name)))
+            await self.thread(lambda: decoys.make_spare(self.spare_decoy(name)))
             groups = await self.thread(lambda: self._cgroups.of_process(found.pid, name))
             return WarmShell(shell, groups, await self._greet(name, groups))
         except BaseException:
