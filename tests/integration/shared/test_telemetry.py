@@ -51,6 +51,7 @@ async def back(config, stop):
             return Ok()
     bus.answer("t.back", Ok, answer)
     await bus.start()
+    await bus.send(Outgoing(sys.argv[2], b"behind its subscription on this connection"))
     await stop.wait()
     await bus.close()
 
@@ -86,11 +87,13 @@ async def test_a_trace_runs_from_the_client_through_both_services(
         ]
     )
     files = {name: tmp_path / f"{name}.jsonl" for name in ("front", "back")}
-    processes = [
-        start(stack, script, "back", trace=files["back"]),
-        start(stack, script, "front", durable.stream, durable.name, trace=files["front"]),
-    ]
+    answering = await bus.client.subscribe(bus.client.new_inbox())
+    processes = [start(stack, script, "back", answering.subject, trace=files["back"])]
     try:
+        # a batch nobody answered would come again in parts
+        await answering.next_msg(timeout=60)
+        argv = ("front", durable.stream, durable.name)
+        processes.append(start(stack, script, *argv, trace=files["front"]))
         end = time.monotonic() + 60
         while True:
             left = await bus.js.consumer_info(durable.stream, durable.name)
@@ -102,7 +105,8 @@ async def test_a_trace_runs_from_the_client_through_both_services(
     finally:
         for process in processes:
             process.send_signal(signal.SIGTERM)
-        assert [process.wait(60) for process in processes] == [0, 0]
+        codes = [process.wait(60) for process in processes]
+    assert codes == [0, 0]
     spans = {
         span["name"]: span
         for file in files.values()
