@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the generated parts of ARCHITECTURE.md: the lifecycle and the map of subjects.
+"""Writes the generated parts of the documents: the lifecycle, streams, the map of subjects.
 
     python scripts/diagrams.py            write
-    python scripts/diagrams.py --check    exit with 1 where the page is not current
+    python scripts/diagrams.py --check    exit with 1 where a page is not current
 """
 
 from __future__ import annotations
@@ -19,7 +19,22 @@ from schemas.streams import DURABLES, EDGE_DURABLE, STREAMS  # noqa: E402
 from schemas.subjects import SUBJECTS  # noqa: E402
 from shared import lifecycle  # noqa: E402
 
-PAGE = ROOT / "ARCHITECTURE.md"
+KINDS = {
+    "req": "requests that change something",
+    "get": "reads",
+    "put": "values of secrets, which no stream keeps",
+    "exec": "operations in a sandbox, one hop",
+    "out": "their frames and answers",
+    "blob": "bytes of images",
+    "cmd": "commands",
+    "evt": "facts",
+    "sec": "what sandboxes were denied",
+    "trj": "the trajectory log",
+    "audit": "findings",
+    "rpc": "questions between services",
+    "hb": "heartbeats",
+    "dlq": "what was given up, with its cause",
+}
 
 
 def lifecycle_diagram() -> str:
@@ -46,6 +61,23 @@ def subject_table() -> str:
     return "\n".join(lines)
 
 
+def kind_table() -> str:
+    """Subjects by kind: who sends, who reads. Raises ``KeyError`` for a kind without words."""
+    senders: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    receivers: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    transports: dict[str, str] = {}
+    for row in SUBJECTS:
+        kind = row.pattern.split(".")[1]
+        senders[kind] |= set(row.sender.split("|"))
+        receivers[kind] |= set(row.receivers)
+        transports[kind] = row.transport
+    lines = ["| kind | what | transport | from → to |", "|---|---|---|---|"]
+    for kind, what in KINDS.items():
+        parties = " → ".join(", ".join(sorted(who[kind])) for who in (senders, receivers))
+        lines.append(f"| `{kind}` | {what} | {transports[kind]} | {parties} |")
+    return "\n".join(lines)
+
+
 def stream_table() -> str:
     """Streams and their durable consumers."""
     readers: dict[str, list[str]] = defaultdict(list)
@@ -61,30 +93,38 @@ def stream_table() -> str:
     return "\n".join(lines)
 
 
-PARTS = {"lifecycle": lifecycle_diagram, "subjects": subject_table, "streams": stream_table}
+PAGES = {
+    "ARCHITECTURE.md": {"streams": stream_table, "kinds": kind_table},
+    "docs/lifecycle.md": {"lifecycle": lifecycle_diagram},
+    "docs/subjects.md": {"subjects": subject_table},
+}
 
 
-def rendered(page: str) -> str:
+def rendered(name: str, page: str) -> str:
     """``page`` with its generated parts made anew. Raises ``KeyError`` for a part whose
     markers it lacks."""
-    for name, make in PARTS.items():
-        pattern = rf"(<!-- {name}: generated -->\n).*?(<!-- /{name} -->)"
+    for part, make in PAGES[name].items():
+        pattern = rf"(<!-- {part}: generated -->\n).*?(<!-- /{part} -->)"
         if not re.search(pattern, page, re.DOTALL):
-            raise KeyError(f"{PAGE.name} has no place for {name}")
-        part = make()
-        page = re.sub(pattern, lambda m, p=part: f"{m[1]}{p}\n{m[2]}", page, flags=re.DOTALL)
+            raise KeyError(f"{name} has no place for {part}")
+        text = make()
+        page = re.sub(pattern, lambda m, t=text: f"{m[1]}{t}\n{m[2]}", page, flags=re.DOTALL)
     return page
 
 
 def main() -> int:
     """Writes or checks."""
-    page = PAGE.read_text()
-    current = rendered(page)
-    if "--check" in sys.argv[1:]:
+    stale = []
+    for name in PAGES:
+        page = (ROOT / name).read_text()
+        current = rendered(name, page)
         if page != current:
-            print(f"{PAGE.name} is not current: run scripts/diagrams.py", file=sys.stderr)
-        return int(page != current)
-    PAGE.write_text(current)
+            stale.append(name)
+            if "--check" not in sys.argv[1:]:
+                (ROOT / name).write_text(current)
+    if stale and "--check" in sys.argv[1:]:
+        print(f"not current: {', '.join(stale)}; run scripts/diagrams.py", file=sys.stderr)
+        return 1
     return 0
 
 
