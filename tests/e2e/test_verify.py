@@ -118,7 +118,8 @@ async def test_what_an_agent_planted_does_not_reach_the_verdict(
 async def test_what_a_grader_saw_is_told_to_audit(containers: DSecClient, agent: Sandbox) -> None:
     work = (
         "mkdir checks; echo pass > checks/check_add.py; echo > conftest.py;"
-        "nohup sleep 1000 >/dev/null 2>&1 &"
+        "nohup sleep 1000 >/dev/null 2>&1 &\n"
+        'until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done'  # it is nohup at first
     )
     await agent.exec(work, cwd="/workspace", check=True)
     await grade(agent, task(), client=containers)
