@@ -10,6 +10,7 @@ from msgspec import Meta
 from schemas.base import Message, Versioned, WireError
 from schemas.exec import LEASE_MAX_S, OpId
 from schemas.image import Removed
+from schemas.sandbox import SandboxSpec
 
 
 class StandingRequest(Versioned, frozen=True):
@@ -93,7 +94,8 @@ class PackRequest(Versioned, frozen=True):
 
 
 class PackReply(Versioned, frozen=True):
-    """The final frame of ``pack``. ``manifest``: the layer's, as stores keep it."""
+    """The final frame of ``pack``. ``manifest``: the layer's, as stores keep it. ``spec``:
+    the sandbox's, under the policy that it is under now."""
 
     op_id: OpId
     manifest: dict[str, Any] = {}
@@ -101,3 +103,4 @@ class PackReply(Versioned, frozen=True):
     removed: list[Removed] = []
     removed_count: int = 0
     error: WireError | None = None
+    spec: SandboxSpec | None = None

@@ -54,7 +54,8 @@ class SandboxSpec(Message, frozen=True):
     node's operator gave this name, for each a grant ``route.<name>``. ``secrets``: what the
     way out puts into its requests, by name, with the grant ``secret.use``.
     ``policy_name``: a named policy of the project or one above it, instead of ``policy``, which
-    auth fills in. ``tighten`` is the edge's note of what came over the policy while it ran.
+    auth fills in. ``tighten`` lies over the policy, whatever that becomes; the edge notes
+    there what came while the sandbox ran.
     ``scoring_grace_s``: how long it stands for a verifier when a time limit has ended its
     work. ``offline``: nothing leaves it, whatever the rules say.
     Of a ``fork`` only: ``source``, the sandbox that it is a branch of, and

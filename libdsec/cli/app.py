@@ -27,6 +27,7 @@ app = typer.Typer(
     name="dsec",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # the other modes keep the line breaks of docstrings
     help="Elastic sandboxes for training and evaluating agents.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -44,18 +45,34 @@ def options(
     connection.url, connection.api_key, connection.project = url, api_key, project
 
 
-for module in (commands, files, ports, sandboxes, snapshots, trajectory, doctor):
-    module.register(app)
-app.command("logs")(admin.logs)
-app.add_typer(jobs.app, name="job", help="Jobs: sandboxes that outlive their trainer.")
-app.add_typer(images.app, name="image", help="Images, workspaces and toolkits.")
-app.add_typer(images.workspaces, name="workspace", help="Workspaces: what a task works on.")
-app.add_typer(images.toolkits, name="toolkit", help="Toolkits: tools over any base.")
-app.add_typer(admin.projects, name="project", help="Projects.")
-app.add_typer(admin.keys, name="key", help="Keys: principals that may connect.")
-app.add_typer(admin.grants, name="grant", help="What principals may do.")
-app.add_typer(admin.quotas, name="quota", help="Limits of projects.")
-app.add_typer(admin.nodes, name="node", help="The fleet.")
-app.add_typer(policies.app, name="policy", help="Named policies.")
-app.add_typer(secrets.app, name="secret", help="Values that no sandbox sees.")
-app.add_typer(audit.app, name="audit", help="The record, violations and findings.")
+SANDBOXES = "Sandboxes"
+ENVIRONMENTS = "Environments"
+PROJECT = "Projects and who may do what"
+OVERSIGHT = "Oversight"
+
+for panel, modules in (
+    (SANDBOXES, (commands, files, ports, sandboxes)),
+    ("Disks and history", (snapshots, trajectory)),
+    (OVERSIGHT, (doctor,)),
+):
+    before = len(app.registered_commands)
+    for module in modules:
+        module.register(app)
+    for command in app.registered_commands[before:]:
+        command.rich_help_panel = panel
+app.command("logs", rich_help_panel=OVERSIGHT)(admin.logs)
+for group, name, panel, what in (
+    (jobs.app, "job", SANDBOXES, "Jobs: sandboxes that outlive their trainer."),
+    (images.app, "image", ENVIRONMENTS, "Images, workspaces and toolkits."),
+    (images.workspaces, "workspace", ENVIRONMENTS, "Workspaces: what a task works on."),
+    (images.toolkits, "toolkit", ENVIRONMENTS, "Toolkits: tools over any base."),
+    (admin.projects, "project", PROJECT, "Projects."),
+    (admin.keys, "key", PROJECT, "Keys: principals that may connect."),
+    (admin.grants, "grant", PROJECT, "What principals may do."),
+    (admin.quotas, "quota", PROJECT, "Limits of projects."),
+    (policies.app, "policy", PROJECT, "Named policies."),
+    (secrets.app, "secret", PROJECT, "Values that no sandbox sees."),
+    (admin.nodes, "node", OVERSIGHT, "The fleet."),
+    (audit.app, "audit", OVERSIGHT, "The record, violations and findings."),
+):
+    app.add_typer(group, name=name, help=what, rich_help_panel=panel)

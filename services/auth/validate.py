@@ -76,8 +76,6 @@ def _branch(spec: SandboxSpec, *, fork: bool) -> None:
         raise InvalidRequest("a fork names the sandbox it is of", field="source")
     if not fork and spec.source is not None:
         raise InvalidRequest("only a fork has a source", field="source")
-    if spec.tighten is not None:
-        raise Unsupported("tighten is not supported: say it in the policy", field="tighten")
     if not fork and spec.node is not None:
         raise Unsupported("node is not supported: the scheduler places", field="node")
 
@@ -135,4 +133,5 @@ def _features(spec: SandboxSpec) -> None:
     ]  # fmt: skip
     if strange:
         raise Unsupported(f"cannot be required: {', '.join(strange)}", field="require")
-    policies.read(spec.policy, spec.network_rules, spec.require)
+    policy = policies.read(spec.policy, spec.network_rules, spec.require)
+    policies.tightened(policy, spec.tighten)

@@ -258,9 +258,11 @@ class Sandbox:
         with telemetry.span("edge start", parents=[item.trace]):
             # a store that is slow for some must not keep the places of others
             layers = await self._context.locator.find([one.digest for one in resolved.layers])
-            spec = rules.start_spec(item, resolved, layers)
-            async with self._context.captures.below(self.accepted) as below, self._context.starts:
-                return await self.driver.start(replace(spec, captures=below))
+            async with self._context.captures.below(self.accepted) as base, self._context.starts:
+                if base.source is not None:
+                    await self._context.journal.write(repolicing.inherit(self, base.source))
+                spec = rules.start_spec(item, self.accepted.resolved, layers)
+                return await self.driver.start(replace(spec, captures=base.captures))
 
     def _tell_starting(self) -> None:
         if self.ending is None:

@@ -1,8 +1,8 @@
 """Sandboxes that begin with what another one on this node has changed.
 
-Owns: that the branches of one fork share one copy, held until each of them lies upon it.
-Does not own: the copy (driver, :mod:`services.edge.snapshots`), which sandboxes are
-branches (the scheduler).
+Owns: that the branches of one fork share one copy, held until each of them lies upon it,
+and the policy its source was under. Does not own: the copy (driver,
+:mod:`services.edge.snapshots`), which sandboxes are branches (the scheduler).
 
 The copy's id is the fork's request id: the first branch has it made, the others wait for
 it beside that one. A branch that is started again while a sibling lives finds it.
@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schemas.sandbox import SandboxSpec
 from services.edge import snapshots
 from services.edge.drivers.snapshotting import Captured, Snapshotting
 from shared.errors import DsecError, NotFound
@@ -31,11 +32,20 @@ Find = Callable[[str, str], "Sandbox | None"]
 """A sandbox of this node by project and uid."""
 
 
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a start lies upon: captures, bottom to top, and of a branch the spec of its
+    source under the policy that was in force."""
+
+    captures: Sequence[str] = ()
+    source: SandboxSpec | None = None
+
+
 @dataclass(slots=True)
 class _Copy:
     """The one copy of a fork: made or being made, for so many of its branches."""
 
-    made: asyncio.Task[Captured]
+    made: asyncio.Task[tuple[Captured, SandboxSpec]]
     driver: Snapshotting
     wanted: int = 0
 
@@ -49,12 +59,12 @@ class Captures:
         self._leaving: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def below(self, accepted: Accepted) -> AsyncIterator[Sequence[str]]:
-        """The captures that a start lies upon, kept while the context lasts: none but for a
-        branch. Raises ``NotFound`` (``source``) and as :func:`snapshots.capture`."""
+    async def below(self, accepted: Accepted) -> AsyncIterator[Base]:
+        """What a start lies upon, kept while the context lasts: nothing but for a branch.
+        Raises ``NotFound`` (``source``) and as :func:`snapshots.capture`."""
         source, branch = accepted.resolved.spec.source, accepted.resolved.branch
         if source is None or branch is None:
-            yield ()
+            yield Base()
             return
         key = (accepted.item.project, branch)
         copy = self._copies.get(key)
@@ -62,7 +72,8 @@ class Captures:
             copy = self._copies[key] = self._copy(accepted.item.project, source, branch)
         copy.wanted += 1
         try:
-            yield (await asyncio.shield(copy.made)).captures
+            captured, spec = await asyncio.shield(copy.made)
+            yield Base(captured.captures, spec)
         finally:
             copy.wanted -= 1
             if not copy.wanted:
@@ -78,7 +89,7 @@ class Captures:
             text = f"its source {source} is not on this node"
             raise NotFound(text, field="source", cause="runtime")
         driver = snapshots.snapshotting(sandbox)
-        work = snapshots.capture(sandbox, branch)
+        work = _captured(sandbox, branch)
         return _Copy(asyncio.create_task(work, name=f"capture {branch}"), driver)
 
     async def close(self) -> None:
@@ -87,10 +98,15 @@ class Captures:
             await asyncio.wait(self._leaving)
 
 
+async def _captured(sandbox: Sandbox, branch: str) -> tuple[Captured, SandboxSpec]:
+    captured = await snapshots.capture(sandbox, branch)
+    return captured, sandbox.accepted.resolved.spec
+
+
 async def _let_go(copy: _Copy) -> None:
     copy.made.cancel()  # nobody waits for it any more, if it is not made
     with suppress(asyncio.CancelledError, DsecError):
-        captured = await copy.made
+        captured, _ = await copy.made
         try:
             await copy.driver.release(captured.id)
         except Exception:  # the driver's next sweep collects it

@@ -113,6 +113,14 @@ def note(sandbox: Sandbox, wanted: Tightening) -> records.Change:
     return records.respecified(sandbox.uid, sandbox.accepted)
 
 
+def inherit(sandbox: Sandbox, source: SandboxSpec) -> records.Change:
+    """A branch begins under the policy that its source was under, and the next edge knows."""
+    accepted = sandbox.accepted
+    spec = policies.carried(accepted.resolved.spec, source)
+    sandbox.accepted = replace(accepted, resolved=replace(accepted.resolved, spec=spec))
+    return records.respecified(sandbox.uid, sandbox.accepted)
+
+
 async def tighten(sandbox: Sandbox, context: Context) -> None:
     """Puts what was noted into force; a paused sandbox stays paused. Where it cannot be,
     the sandbox ends: it does not go on under what somebody found too little."""

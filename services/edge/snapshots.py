@@ -70,6 +70,7 @@ async def run_pack(sandbox: Sandbox, request: PackRequest, op: object) -> PackRe
     rules = (*(scrub.RULES if request.scrub else ()), *scrub.extra(request.remove))
     driver = snapshotting(sandbox)
     captured = await capture(sandbox, request.op_id)
+    spec = sandbox.accepted.resolved.spec
     folders = [Path(folder) for folder in captured.folders]
     leave_out = packing.Scrub(rules, Path(captured.root) if request.scrub else None)
     scratch = folders[-1].with_name("layer")
@@ -84,7 +85,7 @@ async def run_pack(sandbox: Sandbox, request: PackRequest, op: object) -> PackRe
     return PackReply(
         op_id=request.op_id, manifest=msgspec.to_builtins(packed.manifest),
         frozen_s=captured.frozen_s, removed=packed.report.removed,
-        removed_count=packed.report.count,
+        removed_count=packed.report.count, spec=spec,
     )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ taking the layer over, where it comes from. Does not own: copying and packing (t
 names' rows (``store``), answers (``handlers``).
 
 Nothing has a name before everything is in the store, and what the edge says is believed
-only of the layer's content: project, parents and person come from the command and the
-scheduler.
+only of the layer's content and of the policy in force: project, parents and person come
+from the command and the scheduler.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from schemas.sandbox import ImageConfig
 from schemas.subjects import rpc
 from services.imagesvc import edges
 from services.imagesvc.names import ImageName, parse_name
-from shared import ids
+from shared import ids, policies
 from shared.blobs.base import BlobStore, Incoming
 from shared.blobs.layout import LayerManifest
 from shared.bus import Bus
@@ -137,9 +137,10 @@ def _manifest(reply: PackReply) -> LayerManifest:
 def _provenance(
     command: ImageCommand, asked: SnapshotCreate, origin: Origin, reply: PackReply, layer: str
 ) -> LayerProvenance:
+    asked_for = origin.resolved.spec
     return LayerProvenance(
         sandbox=asked.uid, principal=command.principal, node=origin.node, at=time.time(),
         layer=layer, parents=[one.digest for one in origin.resolved.layers], job=origin.job,
-        spec=origin.resolved.spec, frozen_s=reply.frozen_s, scrubbed=asked.scrub,
+        spec=policies.carried(asked_for, reply.spec) if reply.spec else asked_for, frozen_s=reply.frozen_s, scrubbed=asked.scrub,
         removed=reply.removed, removed_count=reply.removed_count,
     )  # fmt: skip

@@ -7,6 +7,6 @@ before anything is stored, and by the edge.
 
 from shared.policies.model import Policy
 from shared.policies.reading import is_policy_part, read
-from shared.policies.tightening import EVERYTHING, merged, tightened
+from shared.policies.tightening import EVERYTHING, carried, merged, tightened
 
-__all__ = ["EVERYTHING", "Policy", "is_policy_part", "merged", "read", "tightened"]
+__all__ = ["EVERYTHING", "Policy", "carried", "is_policy_part", "merged", "read", "tightened"]

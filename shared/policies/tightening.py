@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schemas.sandbox import Tightening
+import msgspec
+
+from schemas.sandbox import SandboxSpec, Tightening
 from shared.errors import Unsupported
 from shared.policies.model import Policy
 from shared.policies.network import ALL_PORTS, WEB_PORTS, NetworkRule, parse
@@ -27,6 +29,16 @@ def merged(old: Tightening | None, new: Tightening) -> Tightening:
         network=list(dict.fromkeys([*old.network, *new.network])),
         deny=list(dict.fromkeys([*old.deny, *new.deny])),
     )
+
+
+def carried(spec: SandboxSpec, source: SandboxSpec) -> SandboxSpec:
+    """``spec`` under the policy that ``source`` is under now, and under its own tightening
+    too: what continues another sandbox is not let out of what that one was held to."""
+    both = spec.tighten if source.tighten is None else merged(spec.tighten, source.tighten)
+    return msgspec.structs.replace(
+        spec, network_rules=source.network_rules, policy=source.policy,
+        offline=source.offline, tighten=both,
+    )  # fmt: skip
 
 
 def tightened(policy: Policy, wanted: Tightening | None) -> Policy:

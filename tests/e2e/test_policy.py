@@ -118,10 +118,30 @@ async def test_a_finding_makes_a_running_sandbox_stricter(
         await container_system.kill(edge)
         await container_system.restart(edge)
         assert (await sandbox.exec(REACH)).text == "not reached\n"
+        [branch] = await sandbox.fork(1)
+        restored = await trainer.restore(await sandbox.snapshot())
+        for one in (branch, restored):
+            assert (await one.exec(REACH)).text == "not reached\n"
+            told = await one.set_network({"api.test:8081": True})
+            assert told["network"] == SHUT
         found = [e async for e in trainer.audit.list(kind="finding", target=sandbox.uid)]
         assert found[0].record["response"] == "tighten"
         assert found[0].record["tighten"] == {"network": ["*"]}
         await sandbox.stop()
+
+
+async def test_what_continues_a_sandbox_is_under_the_policy_that_is_in_force(
+    containers: DSecClient,
+) -> None:
+    rules = {"203.0.113.0/24": True}
+    async with await containers.run_container(args(network_rules=rules)) as sandbox:
+        await sandbox.set_network({**rules, "203.0.113.1:81": False})
+        [branch] = await sandbox.fork(1)
+        restored = await containers.restore(await sandbox.snapshot())
+        for one in (branch, restored):
+            assert (await one.exec(CONNECT)).text == "EPERM\n"
+            assert (await one.info()).enforcement == (await sandbox.info()).enforcement
+        await containers.stop_many([branch, restored])
 
 
 async def test_what_cannot_be_is_refused_by_name(containers: DSecClient) -> None:

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.sandbox import Tightening
+from schemas.sandbox import SandboxSpec, Tightening
 from services.edge.policy.reach import Reach
 from shared import policies
 from shared.errors import InvalidRequest, Unsupported
+
+QOS = "latency_sensitive"
 
 A = ipaddress.ip_address
 
@@ -85,3 +87,13 @@ def test_two_tightenings_are_both_in_force() -> None:
     assert policies.merged(policies.merged(one, two), one) == Tightening(
         network=["a.test", "b.test"], deny=["bpf"]
     )
+
+
+def test_what_continues_a_sandbox_is_under_its_policy_and_both_tightenings() -> None:
+    own = SandboxSpec(network_rules={"pypi": True}, tighten=Tightening(deny=["ptrace"]), qos=QOS)
+    source = SandboxSpec(policy={}, offline=True, tighten=Tightening(network=["*"]))
+    spec = policies.carried(own, source)
+    assert (spec.network_rules, spec.policy, spec.offline, spec.qos) == ({}, {}, True, QOS)
+    assert spec.tighten == Tightening(network=["*"], deny=["ptrace"])
+    assert policies.carried(own, SandboxSpec()).tighten == own.tighten
+    assert policies.carried(SandboxSpec(), source).tighten == source.tighten

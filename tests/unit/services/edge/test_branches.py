@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from schemas.sandbox import ResolvedSpec, SandboxSpec, StartItem
+from schemas.sandbox import ResolvedSpec, SandboxSpec, StartItem, Tightening
 from services.edge.actor import Sandbox
 from services.edge.branches import Captures
 from services.edge.drivers.base import BackendReport
@@ -55,8 +55,9 @@ class Driver:
 def captures(driver: Driver, source: str) -> Captures:
     async def found() -> None: ...
 
+    resolved = ResolvedSpec(spec=SandboxSpec(tighten=Tightening(network=["*"])))
     sandbox = SimpleNamespace(
-        driver=driver, backend="fake", fate=Fate(), ending=None, found=found,
+        accepted=SimpleNamespace(resolved=resolved), driver=driver, backend="fake", fate=Fate(), ending=None, found=found,
         present=lambda: object(), pauses=SimpleNamespace(turn=asyncio.Lock()),
     )  # fmt: skip
     one = cast(Sandbox, sandbox)
@@ -72,7 +73,8 @@ def branch(source: str, request: str) -> Accepted:
 
 async def start(shared: Captures, accepted: Accepted) -> Any:
     async with shared.below(accepted) as below:
-        return below
+        assert below.source.tighten == Tightening(network=["*"])
+        return below.captures
 
 
 async def test_branches_of_a_fork_share_one_copy() -> None:
