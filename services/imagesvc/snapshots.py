@@ -137,10 +137,12 @@ def _manifest(reply: PackReply) -> LayerManifest:
 def _provenance(
     command: ImageCommand, asked: SnapshotCreate, origin: Origin, reply: PackReply, layer: str
 ) -> LayerProvenance:
-    asked_for = origin.resolved.spec
+    spec = origin.resolved.spec
+    if reply.spec is not None:
+        spec = policies.carried(spec, reply.spec)
     return LayerProvenance(
         sandbox=asked.uid, principal=command.principal, node=origin.node, at=time.time(),
         layer=layer, parents=[one.digest for one in origin.resolved.layers], job=origin.job,
-        spec=policies.carried(asked_for, reply.spec) if reply.spec else asked_for, frozen_s=reply.frozen_s, scrubbed=asked.scrub,
+        spec=spec, frozen_s=reply.frozen_s, scrubbed=asked.scrub,
         removed=reply.removed, removed_count=reply.removed_count,
     )  # fmt: skip

@@ -57,7 +57,8 @@ def captures(driver: Driver, source: str) -> Captures:
 
     resolved = ResolvedSpec(spec=SandboxSpec(tighten=Tightening(network=["*"])))
     sandbox = SimpleNamespace(
-        accepted=SimpleNamespace(resolved=resolved), driver=driver, backend="fake", fate=Fate(), ending=None, found=found,
+        accepted=SimpleNamespace(resolved=resolved), driver=driver,
+        backend="fake", fate=Fate(), ending=None, found=found,
         present=lambda: object(), pauses=SimpleNamespace(turn=asyncio.Lock()),
     )  # fmt: skip
     one = cast(Sandbox, sandbox)
