@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from libdsec import DSecRunArgs, InvalidRequest, Sandbox
+from libdsec import DSecRunArgs, Sandbox
 from libdsec.cli.common import Json, Labels, client, emit, exit_code, pairs, run
 from libdsec.cli.policies import policy_of
 from libdsec.cli.pump import pump, write_all
@@ -19,7 +19,20 @@ from libdsec.cli.terminal import interact, on_terminal
 RAW = {"allow_interspersed_args": False}
 """Options end where the command begins: its own are its own."""
 
-Command = Annotated[list[str] | None, typer.Argument(metavar="[CMD]…", show_default=False)]
+
+
+def _command(words: list[str] | None) -> list[str] | None:
+    if words and words[0] == "--":
+        return words[1:]
+    if words and words[0].startswith("-"):
+        raise typer.BadParameter(f"{words[0]} is no command: options come before all else")
+    return words
+
+
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CMD]…", show_default=False, callback=_command),
+]
 Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE")]
 User = Annotated[str | None, typer.Option("--user", "-u")]
 TimeLimit = Annotated[
@@ -117,12 +130,15 @@ def execute(
 ) -> None:
     """Runs CMD in a sandbox: one word is a shell line, several are its arguments."""
 
+    if not command:
+        raise typer.BadParameter("a command is missing")
+
     async def work() -> int | None:
         async with client() as c:
             sandbox = await c.get(id)
             options = {"cwd": cwd, "env": pairs(env, "env"), "user": user, "timeout": timeout}
             return await _execute(
-                sandbox, command or ["--"], stdin=interactive, as_json=as_json, options=options
+                sandbox, command, stdin=interactive, as_json=as_json, options=options
             )
 
     run(work, as_json=as_json)
@@ -137,9 +153,6 @@ async def _execute(
     options: dict[str, Any],
 ) -> int:
     """The exit code; output goes where ours goes, or into one JSON object."""
-    command = command[1:] if command[0] == "--" else command
-    if not command:
-        raise InvalidRequest("no command", field="command")
     if as_json:
         data = sys.stdin.buffer.read() if stdin else None
         result = await sandbox.exec(*command, stdin=data, **options)

@@ -130,6 +130,19 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json:
     Console().print(rich_table(cells, columns))
 
 
+def facts(value: Mapping[str, Any]) -> None:
+    """What is known of one thing, a line a fact; what is not is left out."""
+    lines: dict[str, Any] = {}
+    for name, fact in value.items():
+        inner = fact if isinstance(fact, Mapping) else {}
+        lines |= {f"{name}.{key}": v for key, v in inner.items()} or {name: fact}
+    rows = [
+        {"name": name, "value": _of_column(name, fact)}
+        for name, fact in lines.items() if fact not in (None, "", {}, [])
+    ]  # fmt: skip
+    table(rows, ("name", "value"), as_json=False)
+
+
 def rich_table(cells: Sequence[Sequence[str]], columns: Sequence[str]) -> Any:
     """A table for a terminal."""
     from rich.markup import escape

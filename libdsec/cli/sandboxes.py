@@ -19,6 +19,7 @@ from libdsec.cli.common import (
     Labels,
     client,
     emit,
+    facts,
     pairs,
     rich_table,
     run,
@@ -83,12 +84,11 @@ def info(id: Annotated[str, typer.Argument()], as_json: Json = False) -> None:
 
     async def work() -> None:
         async with client() as c:
-            facts = asdict(await (await c.get(id)).info())
+            found = asdict(await (await c.get(id)).info())
         if as_json:
-            emit(facts)
-            return
-        rows = [{"name": k, "value": v} for k, v in facts.items() if v not in (None, "", {})]
-        table(rows, ("name", "value"), as_json=False)
+            emit(found)
+        else:
+            facts(found)
 
     run(work, as_json=as_json)
 

@@ -160,6 +160,10 @@ async def test_files_are_copied_and_listed(dsec: Cli, id: str, tmp_path: Path):
 
 async def test_facts_and_use(dsec: Cli, id: str):
     assert json.loads((await dsec("info", "--json", id)).out)["state"] == "running"
+    lines = [line.split("\t") for line in (await dsec("info", id)).out.splitlines()]
+    shown = {line[0]: line[1] for line in lines}
+    assert shown["state"] == "running"
+    assert shown["created_at"].startswith("20")
     rows = json.loads((await dsec("top", "--once", "--json")).out)
     assert [row["id"] for row in rows] == [id]
     assert (await dsec("pause", id)).code == 0
@@ -200,3 +204,12 @@ async def test_no_key_is_said_in_words(dsec: Cli, tmp_path: Path):
     assert done.code == 125
     assert "DSEC_API_KEY" in done.err
     assert "Traceback" not in done.err
+
+
+async def test_options_that_come_too_late_are_told_from_a_command(dsec: Cli) -> None:
+    for words in (("run", "-", "--user", "a"), ("exec", "sandbox", "-u", "a", "true")):
+        late = await dsec(*words)
+        assert late.code == 2
+        assert "options come before" in late.err
+    bare = await dsec("exec", "sandbox")
+    assert (bare.code, "a command is missing" in bare.err) == (2, True)
