@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections import defaultdict
@@ -78,6 +79,15 @@ def kind_table() -> str:
     return "\n".join(lines)
 
 
+def edge_table() -> str:
+    """The edge's packages, as their first lines describe them."""
+    lines = ["| package | what is in it |", "|---|---|"]
+    for path in sorted((ROOT / "services/edge").glob("*/__init__.py")):
+        words = ast.get_docstring(ast.parse(path.read_text())) or ""
+        lines.append(f"| `{path.parent.name}/` | {words.partition(chr(10))[0]} |")
+    return "\n".join(lines)
+
+
 def stream_table() -> str:
     """Streams and their durable consumers."""
     readers: dict[str, list[str]] = defaultdict(list)
@@ -94,7 +104,7 @@ def stream_table() -> str:
 
 
 PAGES = {
-    "ARCHITECTURE.md": {"streams": stream_table, "kinds": kind_table},
+    "ARCHITECTURE.md": {"edge": edge_table, "streams": stream_table, "kinds": kind_table},
     "docs/lifecycle.md": {"lifecycle": lifecycle_diagram},
     "docs/subjects.md": {"subjects": subject_table},
 }

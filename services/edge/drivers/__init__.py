@@ -1,0 +1,1 @@
+"""Backends behind one port, and what some of them offer beside it."""
