@@ -5,10 +5,11 @@ Owns: handing messages over inside the client's own reader, writing small ones a
 of the loop's turn and large ones without a copy. Does not own: the connection, which
 stays nats-py's.
 
-nats-py puts each message into a queue that a task of the subscription reads, and each
-publish into one that a task of the connection reads: two more turns of the loop, a future
-and three wake-ups for an operation (docs/adr/0032). What comes while there is no server, or
-is not plain, goes its ordinary way. The SDK has a copy of this file.
+nats-py puts what it reads into a buffer that a task parses, each message into a queue that
+a task of the subscription reads, and each publish into one that a task of the connection
+reads: three more turns of the loop, two futures and four wake-ups for an operation
+(docs/adr/0032). What comes while there is no server, or is not plain, goes its ordinary way.
+The SDK has a copy of this file.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.protocol import command
+from nats.protocol.parser import AWAITING_CONTROL_LINE, MAX_CONTROL_LINE_SIZE
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +49,79 @@ Data = bytes | memoryview
 class _Handed(asyncio.Queue[Msg]):
     """A subscription's queue that nothing waits in."""
 
-    def __init__(self, subscription: Subscription, take: Take) -> None:
+    def __init__(self, client: Client, subscription: Subscription, take: Take) -> None:
         super().__init__()
-        self._subscription = subscription
+        self._client = client
+        self.subscription = subscription
         self._take = take
 
     def put_nowait(self, item: Msg) -> None:
-        self._subscription._pending_size -= len(item.data)
+        self.subscription._pending_size -= len(item.data)
+        _listen_in(self._client)  # it came by a connection that is new
+        self.take(item)
+
+    def take(self, item: Msg) -> None:
         try:
             self._take(item)
         except Exception:  # it would end the connection's reader
             log.exception("a message on %s", item.subject)
+
+
+_handed: WeakKeyDictionary[Client, dict[bytes, _Handed]] = WeakKeyDictionary()
+"""The subscriptions of a client whose messages are handed over, by their ids on the wire."""
+
+
+class _Ear:
+    """Takes small messages without headers out of what a connection reads, as it reads it.
+    From the first byte on that is anything else, all goes to the client's own reader until
+    that one has done with it: so the order stays."""
+
+    def __init__(self, client: Client, reader: Any, rest: Callable[[bytes], None]) -> None:
+        self._client = client
+        self._handed = _handed[client]
+        self._reader = reader
+        self._rest = rest
+
+    def __call__(self, data: bytes) -> None:
+        parser = self._client._ps
+        busy = self._reader._buffer or parser.buf or parser.state != AWAITING_CONTROL_LINE
+        at = 0 if busy else self._take(data)
+        if at < len(data):
+            self._rest(data[at:] if at else data)
+
+    def _take(self, data: bytes) -> int:
+        """Where the first thing begins that is not for us."""
+        at, client = 0, self._client
+        while data.startswith(b"MSG ", at):
+            line = data.find(b"\r\n", at, at + MAX_CONTROL_LINE_SIZE)
+            facts = data[at + 4 : max(line, 0)].split(b" ")
+            handed = self._handed.get(facts[1]) if len(facts) in (3, 4) else None
+            if handed is None or client._subs.get(handed.subscription._id) is None:
+                break
+            try:
+                begin, size = line + 2, int(facts[-1])
+                subject, reply = facts[0].decode(), facts[2].decode() if len(facts) == 4 else ""
+            except ValueError:
+                break
+            if begin + size + 2 > len(data):
+                break
+            at = begin + size + 2
+            client.stats["in_msgs"] += 1
+            client.stats["in_bytes"] += size
+            handed.take(Msg(client, subject, reply, data[begin : begin + size]))
+        return at
+
+
+def _listen_in(client: Client) -> None:
+    """Has what the present connection reads looked at first, where it is a plain one."""
+    writer: Any = getattr(client._transport, "_io_writer", None)
+    if writer is None:
+        return
+    protocol = writer.transport.get_protocol()
+    if not isinstance(protocol.data_received, _Ear):
+        reader = getattr(client._transport, "_io_reader", None)
+        protocol.data_received = _Ear(client, reader, protocol.data_received)
+        writer.transport.set_protocol(protocol)  # some loops look the method up once
 
 
 async def subscribe(client: Client, subject: str, take: Take) -> Subscription:
@@ -67,7 +132,9 @@ async def subscribe(client: Client, subject: str, take: Take) -> Subscription:
         raise RuntimeError("messages of this subscription are handed over")
 
     made = await client.subscribe(subject, cb=nobody, pending_msgs_limit=0, pending_bytes_limit=0)
-    made._pending_queue = _Handed(made, take)
+    made._pending_queue = handed = _Handed(client, made, take)
+    _handed.setdefault(client, {})[str(made._id).encode()] = handed
+    _listen_in(client)
     return made
 
 

@@ -4,12 +4,17 @@ it is not made for."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
+import uvloop
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from shared import ids, quick
 from shared.bus import Bus
+from shared.settings import Common
+from tests.integration.conftest import Stack
 
 MANY = 500
 WAIT_S = 60.0
@@ -58,18 +63,92 @@ async def test_what_is_flushed_is_written_without_a_turn_of_the_loop(bus: Bus) -
     assert await heard.everything() == [b"now", b"later"]
 
 
-async def test_a_taker_is_called_by_the_reader_itself(bus: Bus) -> None:
-    subject, heard, tasks = f"test.{ids.new()}", Heard(2), []
+async def test_a_taker_is_called_as_the_connection_is_read(bus: Bus) -> None:
+    """By no task where the message is plain, else by the client's own reader."""
+    subject, heard, tasks = f"test.{ids.new()}", Heard(3), []
 
     def take(message: Msg) -> None:
         tasks.append(asyncio.current_task())
         heard.take(message)
 
     await quick.subscribe(bus.client, subject, take)
-    for body in (b"1", b"2"):
-        assert quick.publish(bus.client, subject, body)
+    assert quick.publish(bus.client, subject, b"1")
+    while not heard.messages:
+        await asyncio.sleep(0)
+    await bus.client.publish(subject, b"2", headers={"A": "b"})
+    assert quick.publish(bus.client, subject, b"3")
     await heard.everything()
-    assert tasks == [bus.client._reading_task] * 2
+    reader = bus.client._reading_task
+    assert tasks in ([None, reader, None], [None, reader, reader])
+
+
+async def test_what_comes_in_pieces_beside_other_things_is_whole_and_in_order(bus: Bus) -> None:
+    """Messages of another subscription, pings and large ones are among them."""
+    mine, other = f"test.{ids.new()}", f"test.{ids.new()}"
+    heard, beside, bodies = Heard(MANY), Heard(MANY // 5), []
+
+    async def ordinary(message: Msg) -> None:
+        beside.take(message)
+
+    await quick.subscribe(bus.client, mine, heard.take)
+    await bus.client.subscribe(other, cb=ordinary)
+    for n in range(MANY):
+        bodies.append(str(n).encode() * (1 if n % 9 else 20_000))
+        await quick.send(bus.client, mine, bodies[-1], None)
+        if n % 5 == 4:
+            assert quick.publish(bus.client, other, b"")
+        if n % 50 == 7:
+            await bus.client.flush()
+    assert await heard.everything() == bodies
+    await beside.everything()
+    assert [m.subject for m in heard.messages] == [mine] * MANY
+
+
+async def test_an_end_of_the_subscription_ends_it_the_short_way_too(bus: Bus) -> None:
+    subject, heard = f"test.{ids.new()}", Heard(2)
+    made = await quick.subscribe(bus.client, subject, heard.take)
+    again = await quick.subscribe(bus.client, subject, heard.take)
+    await made.unsubscribe()
+    for _ in range(2):
+        assert quick.publish(bus.client, subject, b"")
+    await heard.everything()
+    await bus.client.flush()
+    assert len(heard.messages) == 2
+    await again.unsubscribe()
+
+
+async def lose_the_connection(settings: Common) -> list[bytes]:
+    """What is heard before and after a connection that is lost."""
+    client, subject, heard = Client(), f"test.{ids.new()}", Heard(4)
+    await client.connect(
+        settings.nats_url, user=settings.nats_user, password=settings.nats_password,
+        reconnect_time_wait=0.05,  # type: ignore[arg-type]
+    )  # fmt: skip
+    await quick.subscribe(client, subject, heard.take)
+    first = client._transport._io_writer.transport  # type: ignore[union-attr]
+    for body in (b"1", b"2"):
+        await client.publish(subject, body)
+    await client.flush()
+    first.abort()
+    while client._transport is None or client._transport._io_writer.transport is first:
+        await asyncio.sleep(0.01)
+    await client.flush()
+    for body in (b"3", b"4"):
+        await client.publish(subject, body)
+        await client.flush()
+    found = await heard.everything()
+    protocol = client._transport._io_writer.transport.get_protocol()
+    assert isinstance(protocol.data_received, quick._Ear)
+    await client.close()
+    return found
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+async def test_another_connection_is_listened_to_as_the_first_one(
+    stack: Stack, run: Callable[..., list[bytes]]
+) -> None:
+    found = await asyncio.to_thread(lambda: run(lose_the_connection(stack.settings())))
+    assert found == [b"1", b"2", b"3", b"4"]
 
 
 async def test_a_taker_that_fails_ends_nothing(
