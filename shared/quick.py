@@ -36,6 +36,8 @@ BUFFERED_BYTES = 1024 * 1024
 
 PENDING_BYTES = 8 * 1024 * 1024
 """With more than this unwritten too."""
+READ_BYTES = 256 * 1024
+"""Read at once."""
 HEADERS_BYTES = 2048
 """Room that is kept for headers of a large message."""
 
@@ -71,23 +73,43 @@ _handed: WeakKeyDictionary[Client, dict[bytes, _Handed]] = WeakKeyDictionary()
 """The subscriptions of a client whose messages are handed over, by their ids on the wire."""
 
 
-class _Ear:
-    """Takes small messages without headers out of what a connection reads, as it reads it.
-    From the first byte on that is anything else, all goes to the client's own reader until
-    that one has done with it: so the order stays."""
+class _Ear(asyncio.BufferedProtocol):
+    """Stands before the client's own reader and takes small messages without headers out of
+    what the connection reads, as it is read. From the first byte on that is anything else, all
+    goes to that reader until it has done with it: so the order stays.
 
-    def __init__(self, client: Client, reader: Any, rest: Callable[[bytes], None]) -> None:
+    It reads into one buffer. asyncio's own loop else makes an object of 256 KiB for whatever
+    comes, which costs more than all that is done with a small message."""
+
+    def __init__(self, client: Client, reader: Any, before: Any) -> None:
         self._client = client
         self._handed = _handed[client]
         self._reader = reader
-        self._rest = rest
+        self._before = before
+        self._incoming = memoryview(bytearray(READ_BYTES))
 
-    def __call__(self, data: bytes) -> None:
-        parser = self._client._ps
-        busy = self._reader._buffer or parser.buf or parser.state != AWAITING_CONTROL_LINE
-        at = 0 if busy else self._take(data)
-        if at < len(data):
-            self._rest(data[at:] if at else data)
+    def eof_received(self) -> bool | None:
+        return cast("bool | None", self._before.eof_received())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._before.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._before.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._before.resume_writing()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._incoming
+
+    def buffer_updated(self, nbytes: int) -> None:
+        view, parser = self._incoming[:nbytes], self._client._ps
+        at = 0
+        if not (self._reader._buffer or parser.buf or parser.state != AWAITING_CONTROL_LINE):
+            at = self._take(bytes(view) if nbytes < len(self._incoming) else b"")
+        if at < nbytes:
+            self._before.data_received(view[at:])  # which copies it
 
     def _take(self, data: bytes) -> int:
         """Where the first thing begins that is not for us."""
@@ -118,10 +140,9 @@ def _listen_in(client: Client) -> None:
     if writer is None:
         return
     protocol = writer.transport.get_protocol()
-    if not isinstance(protocol.data_received, _Ear):
+    if not isinstance(protocol, _Ear):
         reader = getattr(client._transport, "_io_reader", None)
-        protocol.data_received = _Ear(client, reader, protocol.data_received)
-        writer.transport.set_protocol(protocol)  # some loops look the method up once
+        writer.transport.set_protocol(_Ear(client, reader, protocol))
 
 
 async def subscribe(client: Client, subject: str, take: Take) -> Subscription:
