@@ -19,7 +19,6 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -54,11 +53,11 @@ class _Handed(asyncio.Queue[Msg]):
     def __init__(self, client: Client, subscription: Subscription, take: Take) -> None:
         super().__init__()
         self._client = client
-        self.subscription = subscription
+        self._subscription = subscription
         self._take = take
 
     def put_nowait(self, item: Msg) -> None:
-        self.subscription._pending_size -= len(item.data)
+        self._subscription._pending_size -= len(item.data)
         _listen_in(self._client)  # it came by a connection that is new
         self.take(item)
 
@@ -67,10 +66,6 @@ class _Handed(asyncio.Queue[Msg]):
             self._take(item)
         except Exception:  # it would end the connection's reader
             log.exception("a message on %s", item.subject)
-
-
-_handed: WeakKeyDictionary[Client, dict[bytes, _Handed]] = WeakKeyDictionary()
-"""The subscriptions of a client whose messages are handed over, by their ids on the wire."""
 
 
 class _Ear(asyncio.BufferedProtocol):
@@ -83,7 +78,6 @@ class _Ear(asyncio.BufferedProtocol):
 
     def __init__(self, client: Client, reader: Any, before: Any) -> None:
         self._client = client
-        self._handed = _handed[client]
         self._reader = reader
         self._before = before
         self._incoming = memoryview(bytearray(READ_BYTES))
@@ -117,15 +111,15 @@ class _Ear(asyncio.BufferedProtocol):
         while data.startswith(b"MSG ", at):
             line = data.find(b"\r\n", at, at + MAX_CONTROL_LINE_SIZE)
             facts = data[at + 4 : max(line, 0)].split(b" ")
-            handed = self._handed.get(facts[1]) if len(facts) in (3, 4) else None
-            if handed is None or client._subs.get(handed.subscription._id) is None:
+            if len(facts) not in (3, 4):
                 break
             try:
-                begin, size = line + 2, int(facts[-1])
+                number, begin, size = int(facts[1]), line + 2, int(facts[-1])
                 subject, reply = facts[0].decode(), facts[2].decode() if len(facts) == 4 else ""
             except ValueError:
                 break
-            if begin + size + 2 > len(data):
+            handed = getattr(client._subs.get(number), "_pending_queue", None)
+            if not isinstance(handed, _Handed) or not 0 <= size <= len(data) - begin - 2:
                 break
             at = begin + size + 2
             client.stats["in_msgs"] += 1
@@ -153,8 +147,7 @@ async def subscribe(client: Client, subject: str, take: Take) -> Subscription:
         raise RuntimeError("messages of this subscription are handed over")
 
     made = await client.subscribe(subject, cb=nobody, pending_msgs_limit=0, pending_bytes_limit=0)
-    made._pending_queue = handed = _Handed(client, made, take)
-    _handed.setdefault(client, {})[str(made._id).encode()] = handed
+    made._pending_queue = _Handed(client, made, take)
     _listen_in(client)
     return made
 

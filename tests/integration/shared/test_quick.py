@@ -117,6 +117,21 @@ async def test_an_end_of_the_subscription_ends_it_the_short_way_too(bus: Bus) ->
     await again.unsubscribe()
 
 
+async def test_what_no_server_says_is_left_to_the_reader(bus: Bus) -> None:
+    """Which tells what is wrong with it."""
+    heard, subject = Heard(1), f"test.{ids.new()}"
+    made = await quick.subscribe(bus.client, subject, heard.take)
+    transport = bus.client._transport._io_writer.transport  # type: ignore[union-attr]
+    ear = transport.get_protocol()
+    good = f"MSG {subject} {made._id} 1\r\nx\r\n".encode()
+    assert ear._take(good + good[:-1]) == len(good)
+    odd = (b"", b"MSG", b"MSG \r\n", f"MSG {subject} {made._id} -9\r\n".encode(), b"PING\r\n",
+           b"MSG a 9999 1\r\nx\r\n", f"MSG {subject} x 1\r\nx\r\n".encode(),
+           b"MSG \xff 1 1\r\nx\r\n", good[:9])  # fmt: skip
+    assert [ear._take(data) for data in odd] == [0] * len(odd)
+    assert await heard.everything() == [b"x"]
+
+
 async def lose_the_connection(settings: Common) -> list[bytes]:
     """What is heard before and after a connection that is lost."""
     client, subject, heard = Client(), f"test.{ids.new()}", Heard(4)
