@@ -147,7 +147,8 @@ async def lose_the_connection(settings: Common) -> list[bytes]:
     await quick.subscribe(client, subject, heard.take)
     for body in (b"1", b"2"):
         await client.publish(subject, body)
-    await client.flush()
+    while len(heard.messages) < 2:
+        await asyncio.sleep(0.001)
     client._transport._io_writer.transport.abort()  # type: ignore[union-attr]
     await asyncio.wait_for(back.wait(), WAIT_S)
     for body in (b"3", b"4"):
