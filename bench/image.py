@@ -2,18 +2,21 @@
 
 The layers are in a store with 5 ms latency, the node's cache is empty, the container driver
 has warm shells and the layer service runs. Timed from asking for the layers to the command's
-end. Beside it, in turns: fetching the whole image from the same store first (16 requests of
-4 MiB at a time, unverified) and then the same; and once each ``docker load`` + ``docker run``
-of the same files from a local archive, and ``docker pull`` + ``docker run`` from a registry with
-the store's latency (:mod:`bench.docker_images`). Our import (checked through the kernel, entry by
-entry) and ``docker load`` read the same archive. Warm is the second sandbox of the image;
-profiled is a cold node that only kept the access profile. Creates are timed without a command:
-of a layer that is read on demand and of the same one in a local folder, in turns.
+end. Beside it, in turns: fetching the whole image from the same store first (16 requests of 4 MiB
+at a time) and then the same, once unverified (``full_fetch_s``) and once with what we do, each
+chunk checked by its digest before anything runs (``full_verified_s``); and once each ``docker
+load`` + ``docker run`` of the same files from a local archive, and ``docker pull`` + ``docker
+run`` from a registry with the store's latency (:mod:`bench.docker_images`). Our import (checked
+through the kernel, entry by entry) and ``docker load`` read the same archive. Warm is the second
+sandbox of the image; profiled is a cold node that only kept the access profile. Creates are timed
+without a command: of a layer that is read on demand and of the same one in a local folder, in
+turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import secrets
 import shutil
@@ -21,8 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,9 +39,15 @@ from services.edge.layers.client import LayerService
 from services.edge.layers.profiles import NAME as PROFILE
 from services.imagesvc.importer import Importer, ImportResult
 from services.imagesvc.sources import ImportRequest, PathSource
-from shared.blobs.base import LayerReader
+from shared.blobs.base import Content, LayerReader
 from shared.blobs.folder import FolderStore
-from shared.blobs.layout import DATA_NAME, META_NAME
+from shared.blobs.layout import (
+    CHUNK_DIGEST_BYTES,
+    CHUNKS_NAME,
+    DATA_CHUNK_BYTES,
+    DATA_NAME,
+    META_NAME,
+)
 from shared.blobs.opening import StoreSettings, open_store
 
 LATENCY_MS = 5.0
@@ -169,9 +179,11 @@ async def _creates(
 
 
 async def _fully(
-    driver: ContainerDriver, reader: LayerReader, made: ImportResult, folder: Path
-) -> float:
-    """The whole image fetched first, then the same command."""
+    driver: ContainerDriver, reader: LayerReader, made: ImportResult, folder: Path, *,
+    digests: Callable[[str], bytes] | None = None,
+) -> float:  # fmt: skip
+    """The whole image fetched first, then the same command. ``digests``: of a layer's chunks,
+    where they are to be checked."""
     shutil.rmtree(folder, ignore_errors=True)
     began = time.perf_counter()
     layers = []
@@ -180,7 +192,8 @@ async def _fully(
     async def piece(digest: str, name: str, start: int, path: Path) -> None:
         async with slots:
             data = await reader.fetch(digest, name, start, FULL_PIECE_BYTES)
-        await asyncio.to_thread(_write, path, start, data)
+        listed = digests(digest) if digests and name == DATA_NAME else None
+        await asyncio.to_thread(_write, path, start, data, listed)
 
     async with asyncio.TaskGroup() as group:
         for layer in made.stored:
@@ -199,7 +212,15 @@ async def _fully(
     return took
 
 
-def _write(path: Path, start: int, data: bytes) -> None:
+def _write(path: Path, start: int, data: Content, listed: bytes | None) -> None:
+    if listed is not None:
+        found = b"".join(
+            hashlib.sha256(data[at : at + DATA_CHUNK_BYTES]).digest()
+            for at in range(0, len(data), DATA_CHUNK_BYTES)
+        )
+        at = start // DATA_CHUNK_BYTES * CHUNK_DIGEST_BYTES
+        if found != listed[at : at + len(found)]:
+            raise RuntimeError(f"{path} is damaged at {start}")
     with path.open("r+b") as file:
         file.seek(start)
         file.write(data)
@@ -220,9 +241,17 @@ async def run(*, quick: bool) -> dict[str, Any]:
     tree = rootfs()
     rounds: list[dict[str, Any]] = []
     full: list[float] = []
+    verified: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dsec-bench-") as name:
         work = Path(name)
-        made, import_s = await asyncio.to_thread(_imported, FolderStore(work / "store"), tree)
+        local = FolderStore(work / "store")
+        made, import_s = await asyncio.to_thread(_imported, local, tree)
+
+        @cache
+        def listed(digest: str) -> bytes:
+            with local.open(digest, CHUNKS_NAME) as file:
+                return file.read()
+
         with _process("bench.slowstore", str(work / "store"), str(LATENCY_MS)) as store:
             assert store.stdout is not None
             url = {
@@ -236,11 +265,18 @@ async def run(*, quick: bool) -> dict[str, Any]:
                 for _ in range(QUICK_ROUNDS if quick else ROUNDS):
                     rounds.append(await _round(driver, env, made.layers))
                     full.append(await _fully(driver, reader, made, work / "full"))
+                    verified.append(
+                        await _fully(driver, reader, made, work / "full", digests=listed)
+                    )
                 created = await _creates(
-                    driver, env, FolderStore(work / "store"), made.layers,
+                    driver, env, local, made.layers,
                     QUICK_CREATES if quick else CREATES,
                 )  # fmt: skip
         figures = _figures(rounds, full, made) | {
+            "full_verified_s": round(median(verified), 3),
+            "ratio_verified": round(
+                median(verified) / median(one["first"] for one in rounds), 1
+            ),
             "import_tree_mb_s": round(made.size_bytes / import_s / 1e6, 1),
             "create_on_demand_ms": round(median(created[0]) * 1e3, 1),
             "create_local_ms": round(median(created[1]) * 1e3, 1),

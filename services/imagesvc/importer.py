@@ -156,6 +156,8 @@ class Importer:
             folder.mkdir()
             made = build_layer(
                 root, folder, verify=self._verify, progress=meter.advance, first=first,
+                # by the layer alone: it is the same one in images that run other programs
+                together=read_first([root], command=()),
                 durable=isinstance(self._store, FolderStore),
             )  # fmt: skip
             built.append(made)

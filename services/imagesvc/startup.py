@@ -13,6 +13,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from services.imagesvc.elf import Linked, linked
 from shared.erofs.layertree import SYMLINK_HOPS_MAX, Inode
@@ -46,6 +47,9 @@ PYTHON_FROZEN = (
 FROZEN_SINCE = 11
 """The minor version from which on these are in the interpreter itself."""
 _PYTHON = re.compile(rb"^python3\.(\d{1,3})$")
+PTH_MAX, PTH_BYTES_MAX, PTH_IMPORTS_MAX = 32, 16 * 1024, 32
+"""Files of paths, whose lines may import modules before a script."""
+_IMPORTED = re.compile(rb"""(?:^|;)\s*import\s+(\w+)|__import__\(\s*['"](\w+)['"]""", re.MULTILINE)
 
 
 def read_first(roots: Sequence[Inode], *, command: Sequence[str]) -> list[Inode]:
@@ -117,6 +121,21 @@ def _python(files: _Files, prefix: bytes, minor: int) -> Iterator[Inode]:
         folder, name = posixpath.split(module)
         compiled = f"lib/python3.{minor}/{folder}/__pycache__/{name}.cpython-3{minor}.pyc"
         yield from files.some(posixpath.join(prefix, compiled.encode()))
+    for place in (b"python3/dist-packages", b"python3.%d/site-packages" % minor):
+        yield from _site(files, posixpath.join(prefix, b"lib", place), minor)
+
+
+def _site(files: _Files, folder: bytes, minor: int) -> Iterator[Inode]:
+    """What files of paths in a folder of packages import: setuptools has one everywhere."""
+    names = [name for name in files.names(folder) if name.endswith(b".pth")]
+    for name in sorted(names)[:PTH_MAX]:
+        for inode in files.some(posixpath.join(folder, name)):
+            yield inode
+            found = _IMPORTED.finditer(_read(inode, 0, PTH_BYTES_MAX))
+            for module in (one[1] or one[2] for one in islice(found, PTH_IMPORTS_MAX)):
+                for place in (module + b"/__pycache__/__init__", b"__pycache__/" + module):
+                    path = place + b".cpython-3%d.pyc" % minor
+                    yield from files.some(posixpath.join(folder, path))
 
 
 class _Files:
@@ -131,6 +150,17 @@ class _Files:
         found = self.find(path)
         if found is not None:
             yield found[1]
+
+    def names(self, path: bytes) -> set[bytes]:
+        """Of a directory's entries, whatever layer has them; some may be deleted."""
+        parts = path.strip(b"/").split(b"/")
+        found: set[bytes] = set()
+        for root in self._roots:
+            at: Inode | None = root
+            for part in parts:
+                at = at.children.get(part) if at is not None else None
+            found |= set(at.children) if at is not None else set()
+        return found
 
     def find(self, path: bytes) -> tuple[bytes, Inode] | None:
         """A regular file and where it really is."""

@@ -64,7 +64,9 @@ class App:
         self.work = Work(settings, self.db, self.bus, self.outbox, self.fleet, self.images)
         self.jobs = Jobs(self.work, self.db, connected=self._connected)
         self.handlers = Handlers(self.work, Creates(self.work), Ops(self.work, self.db), self.jobs)
-        self.watcher = Watcher(settings, self.db, self.load, connected=self._connected)
+        self.watcher = Watcher(
+            settings, self.db, self.load, connected=self._connected, more_room=self.work.more_room
+        )
         self.reconciler = Reconciler(self.work, self.db, self.fleet, self.jobs)
         self.consumers = [
             BatchConsumer(self.bus, durable("scheduler_commands"), self.handlers.commands),

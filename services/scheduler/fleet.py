@@ -7,6 +7,7 @@ stale or empty snapshot costs a second look under locks, never a wrong placement
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ class Fleet(Periodic):
         self._load: Mapping[str, Heartbeat] = {}
         self._extra: Amounts = {}
         self._overlay = Overlay()
+        self._looking = asyncio.Lock()
         super().__init__("fleet", self.refresh, every_s=refresh_s)
         self._share, self._share_until = 0.0, 0.0
         self._share_s = share_s
@@ -104,6 +106,10 @@ class Fleet(Periodic):
         """They came to nothing."""
         self._overlay.abort(key)
 
+    def given_back(self, amounts: Amounts) -> None:
+        """What nodes have free again, negative: written just now."""
+        self.commit(self.begin(amounts))
+
     def _count(self, amounts: Amounts) -> None:
         for node, (cores, memory_mb, count) in amounts.items():
             c, m, n = self._extra.get(node, (0.0, 0, 0))
@@ -111,6 +117,10 @@ class Fleet(Periodic):
 
     async def refresh(self) -> None:
         """Looks at the database, and at the load view where there is one."""
+        async with self._looking:  # what was read first must not come last
+            await self._look()
+
+    async def _look(self) -> None:
         begun_at = time.monotonic()
         async with self._db.transaction() as connection:
             rows = await nodes.every(connection)

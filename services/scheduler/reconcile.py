@@ -31,7 +31,7 @@ class Reconciler:
         self._fleet = fleet
         self._loops = [
             Periodic("reconcile", self.once, every_s=work.settings.reconcile_s),
-            Periodic("queue", self.waiting, every_s=work.settings.wait_look_s),
+            Periodic("queue", self.waiting, every_s=work.settings.wait_look_s, soon=work.room),
             Periodic("forget", self.forget, every_s=work.settings.forget_s),
         ]
 

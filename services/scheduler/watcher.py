@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from schemas.node import Heartbeat
 from services.scheduler import nodes
@@ -28,16 +28,20 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5
 """Between looks for silent nodes."""
 
+Step = Callable[[list[Heartbeat]], Awaitable[None]]
+
 
 class Watcher:
     """Call :meth:`heard` for each heartbeat; runs between :meth:`start` and
-    :meth:`close`. ``connected`` says whether the bus is there."""
+    :meth:`close`. ``connected`` says whether the bus is there; ``more_room`` is told when
+    what a node says it can take is another and both are written."""
 
     def __init__(
         self, settings: Settings, db: Database, load: LoadView,
-        *, connected: Callable[[], bool],
+        *, connected: Callable[[], bool], more_room: Callable[[], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._settings = settings
+        self._more_room = more_room
         self._db = db
         self._load = load
         self._connected = connected
@@ -79,14 +83,20 @@ class Watcher:
             await self._wake.wait()
             self._wake.clear()
             beats, self._fresh = list(self._fresh.values()), {}
-            for write in (self._write_rows, self._write_load):
+            steps: list[Step] = [self._write_rows, self._write_load]
+            if any(self._says_other(beat) for beat in beats):
+                steps.append(self._tell)
+            for step in steps:
                 try:
-                    await write(beats)
+                    await step(beats)
                 except DsecError as exc:
                     log.debug("watcher: %s", exc.message)  # the next beat comes in a second
                 except Exception:
                     log.exception("watcher")
             await asyncio.sleep(self._settings.load_write_s)
+
+    async def _tell(self, _: list[Heartbeat]) -> None:
+        await self._more_room()
 
     async def _write_load(self, beats: list[Heartbeat]) -> None:
         await self._load.write(beats)
@@ -102,10 +112,14 @@ class Watcher:
             self._written[beat.node] = (_lasting(beat), now)
 
     def _due(self, beat: Heartbeat, now: float) -> bool:
-        known = self._written.get(beat.node)
-        if known is None or now - known[1] >= self._settings.node_write_s:
+        if self._says_other(beat):
             return True
-        return known[0] != _lasting(beat)
+        return now - self._written[beat.node][1] >= self._settings.node_write_s
+
+    def _says_other(self, beat: Heartbeat) -> bool:
+        """Whether it says what its row does not say yet."""
+        known = self._written.get(beat.node)
+        return known is None or known[0] != _lasting(beat)
 
     async def _silence_loop(self) -> None:
         while True:

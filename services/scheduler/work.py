@@ -7,6 +7,7 @@ commit. Does not own: decisions (``decide``, ``placement``) or statements (``sto
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import random
@@ -23,7 +24,7 @@ from services.scheduler import decide, nodes, requests, sending, store
 from services.scheduler.fleet import Fleet
 from services.scheduler.images import Images
 from services.scheduler.model import Changes, Sandbox, result_of
-from services.scheduler.placement import Ask, NodeView, Placed, need_of, place_batch
+from services.scheduler.placement import Amounts, Ask, NodeView, Placed, need_of, place_batch
 from services.scheduler.sending import SpecKey
 from services.scheduler.settings import Settings
 from services.scheduler.tally import Tally
@@ -42,7 +43,8 @@ class Unit:
     """A running transaction: its connection, its changes, what it will send.
 
     ``bodies`` are encoded specs known already; ``new`` the uids to be inserted;
-    ``queue``: those that wait for room are in it already.
+    ``queue``: those that wait for room are in it already. ``freed``: what sandboxes that
+    left their nodes give back, negative.
     """
 
     connection: AsyncConnection
@@ -52,6 +54,7 @@ class Unit:
     specs: dict[SpecKey, SandboxSpec] = field(default_factory=dict)
     replies: list[Outgoing] = field(default_factory=list)
     overlay: list[int] = field(default_factory=list)
+    freed: Amounts = field(default_factory=dict)
     queue: bool = False
 
 
@@ -77,6 +80,8 @@ class Work:
         self._fleet = fleet
         self._rng = rng or random.Random()
         self.queue = Queue({})
+        self.room = asyncio.Event()
+        """Set when there may be more room than those that wait know of."""
         self._turns = Turns()
         self.tally = Tally()
 
@@ -97,8 +102,21 @@ class Work:
         self.tally.add(unit.changes)
         for key in unit.overlay:
             self._fleet.commit(key)
+        self._give_back(unit.freed)
         self._outbox.sent_by_me(sent)
         await self.reply(unit.replies)
+
+    def _give_back(self, freed: Amounts) -> None:
+        if freed:
+            self._fleet.given_back(freed)
+            if self.queue.total:
+                self.room.set()
+
+    async def more_room(self) -> None:
+        """Nodes can take more, or other things, than they said before."""
+        if self.queue.total:
+            await self._fleet.refresh()
+            self.room.set()
 
     async def reply(self, messages: Sequence[Outgoing]) -> None:
         """Sends answers. One that is lost is healed by the client's own reading."""
@@ -116,6 +134,7 @@ class Work:
         fresh = [r for r in changed if r.uid in unit.new]
         known = [r for r in changed if r.uid not in unit.new]
         await nodes.commit(c, nodes.deltas(changes.was, changed))
+        unit.freed = nodes.deltas(changes.was, (r for r in changed if not r.on_node))
         if len(await store.insert(c, fresh)) != len(fresh):
             raise Unavailable("sandboxes were created by another scheduler meanwhile")
         await store.update(c, known, changes.was)

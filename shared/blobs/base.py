@@ -25,12 +25,16 @@ class Incoming:
     urls: Mapping[str, str] = field(default_factory=dict)
 
 
+Content = bytes | memoryview
+"""What was read: whose memory it is (a library's, perhaps) makes no difference."""
+
+
 class LayerReader(Protocol):
     """Reads layers. Errors: ``NotFound``, ``Unavailable`` (may be asked again)."""
 
     async def fetch_manifest(self, digest: str) -> LayerManifest: ...
 
-    async def fetch(self, digest: str, name: str, start: int, length: int) -> bytes:
+    async def fetch(self, digest: str, name: str, start: int, length: int) -> Content:
         """``length`` bytes of one of the layer's files from ``start``; fewer at its end."""
         ...
 

@@ -22,7 +22,7 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from obstore.store import S3Store
 
 from shared.blobs import layout
-from shared.blobs.base import Incoming
+from shared.blobs.base import Content, Incoming
 from shared.blobs.layout import (
     CHUNKS_NAME,
     DATA_NAME,
@@ -166,14 +166,14 @@ class ObjectStore:
 
     async def fetch_manifest(self, digest: str) -> LayerManifest:
         found = await self.fetch(digest, MANIFEST_NAME, 0, layout.MANIFEST_BYTES_MAX)
-        return layout.read_manifest(found, digest)
+        return layout.read_manifest(bytes(found), digest)
 
-    async def fetch(self, digest: str, name: str, start: int, length: int) -> bytes:
+    async def fetch(self, digest: str, name: str, start: int, length: int) -> Content:
         with _errors(self._name, digest):
             found = await obstore.get_range_async(
                 self._objects, layout.key(digest, name), start=start, length=length
             )
-            return bytes(found)
+        return memoryview(found)  # of the library's memory: no copy
 
     def delete(self, digest: str) -> bool:
         prefix = layout.key(digest, MANIFEST_NAME).removesuffix(MANIFEST_NAME)

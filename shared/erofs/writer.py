@@ -46,23 +46,23 @@ Progress = Callable[[int], None]
 
 def build_layer(
     root: Inode, out_dir: Path, *, verify: bool = True, progress: Progress | None = None,
-    first: Sequence[Inode] = (), durable: bool = False,
+    together: Sequence[Inode] = (), first: Sequence[Inode] = (), durable: bool = False,
 ) -> LayerFiles:  # fmt: skip
     """Write ``root`` as a layer into the empty directory ``out_dir``.
 
     With ``verify`` the result is mounted by the kernel and each entry, attribute
-    and content compared with the tree. ``first``: files that are read first, those of
-    other layers among them. ``durable``: the files are to stay on this disk, so the data is
-    on its way there during the check. Raises :class:`InvalidRequest` (a source
+    and content compared with the tree. ``together``: files of the tree that are mostly read
+    together: their data lies at the blob's beginning. ``first``: files that are read first,
+    those of other layers among them. ``durable``: the files are to stay on this disk, so the
+    data is on its way there during the check. Raises :class:`InvalidRequest` (a source
     that ends early or changed), :class:`Unsupported` (values EROFS can't hold),
     ``Internal`` (the written layer differs), :class:`OSError` (disk).
     """
     tick = progress or (lambda done: None)
     with DataBlob(out_dir / DATA_NAME) as data:
         contents = _Contents(data, tick)
-        for path, inode in unique_inodes(root):
-            if inode.is_regular:
-                contents.store(path, inode)
+        for path, inode in _in_order(root, together):
+            contents.store(path, inode)
     digest = hashlib.sha256(b"".join(data.chunk_digests)).hexdigest() if data.blocks else ""
     meta = encode(
         root, contents.placements, data_blocks=data.blocks, data_tag=digest.encode("ascii")
@@ -89,6 +89,15 @@ def build_layer(
                 root, files.meta_path, files.data_path, contents.digests, tick=tick
             )
     return files
+
+
+def _in_order(root: Inode, together: Sequence[Inode]) -> Iterator[tuple[bytes, Inode]]:
+    """The regular files, each once, under its first name; those of ``together`` first."""
+    left = {id(one): (path, one) for path, one in unique_inodes(root) if one.is_regular}
+    for inode in together:
+        if id(inode) in left:
+            yield left.pop(id(inode))
+    yield from left.values()
 
 
 @contextmanager

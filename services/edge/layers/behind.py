@@ -12,7 +12,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from services.edge.layers.cache import Content, Key, LayerCache
+from services.edge.layers.cache import Key, LayerCache
+from shared.blobs.base import Content
 
 AFTER_S = 0.5
 """From the first chunk that waits to its write: longer than a program takes to begin."""

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.blobs.base import Content
 from shared.blobs.layout import CHUNKS_NAME, MANIFEST_NAME, META_NAME, is_digest
 
 META = -1
@@ -28,7 +29,6 @@ META = -1
 FDS_MAX = 256
 FREE_LOOK_S = 0.5
 Key = tuple[str, int]
-Content = bytes | memoryview
 
 
 @dataclass(slots=True)

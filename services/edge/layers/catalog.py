@@ -24,7 +24,7 @@ from services.edge.layers import fuse
 from services.edge.layers.cache import META, LayerCache
 from services.edge.layers.faults import Faults
 from services.edge.layers.settings import Settings
-from shared.blobs.base import LayerReader
+from shared.blobs.base import Content, LayerReader
 from shared.blobs.layout import (
     CHUNK_DIGEST_BYTES,
     CHUNKS_NAME,
@@ -98,7 +98,7 @@ Here = asyncio.Future[None]
 Coming = Callable[[Known, Here], None]
 """Told of a layer whose metadata is being fetched; the future is done when that is here, and
 verified."""
-Head = asyncio.Task[bytes]
+Head = asyncio.Task[Content]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Catalog:
         )
         await asyncio.to_thread(_append, path, pieces, hasher)
 
-    async def _listed(self, manifest: LayerManifest, head: Head | None = None) -> bytes:
+    async def _listed(self, manifest: LayerManifest, head: Head | None = None) -> Content:
         """The digests of the data's chunks, whatever they are."""
         size = -(-manifest.data_bytes // DATA_CHUNK_BYTES) * CHUNK_DIGEST_BYTES
         there = await _of(head, size) if head is not None else b""
@@ -256,7 +256,7 @@ class Catalog:
         return await self._reader.fetch(manifest.digest, CHUNKS_NAME, 0, size)
 
     async def _chunk_digests(
-        self, manifest: LayerManifest, tag: bytes, listed: bytes, path: Path
+        self, manifest: LayerManifest, tag: Content, listed: Content, path: Path
     ) -> None:
         """Keeps ``listed`` if it is what the metadata says, fetched once more if not."""
         if not manifest.data_bytes:
@@ -294,13 +294,13 @@ class Catalog:
         )  # fmt: skip
 
 
-def _begun(fetch: Coroutine[Any, Any, bytes]) -> Head:
+def _begun(fetch: Coroutine[Any, Any, Content]) -> Head:
     head = asyncio.create_task(fetch)
     head.add_done_callback(lambda done: done.cancelled() or done.exception())
     return head
 
 
-async def _of(head: Head, size: int) -> bytes:
+async def _of(head: Head, size: int) -> Content:
     """Its ``size`` bytes; none where it did not come whole: it is asked for again then."""
     try:
         there = await head if size else b""
@@ -309,7 +309,7 @@ async def _of(head: Head, size: int) -> bytes:
     return there[:size] if len(there) >= size else b""
 
 
-async def _together(*fetches: Coroutine[Any, Any, bytes]) -> list[bytes]:
+async def _together(*fetches: Coroutine[Any, Any, Content]) -> list[Content]:
     """What all of them come to, side by side: each costs a trip to the store. The first
     error ends the others."""
     tasks = [asyncio.create_task(fetch) for fetch in fetches]
@@ -320,7 +320,7 @@ async def _together(*fetches: Coroutine[Any, Any, bytes]) -> list[bytes]:
             task.cancel()
 
 
-def _append(path: Path, pieces: Sequence[bytes], hasher: hashlib._Hash) -> None:
+def _append(path: Path, pieces: Sequence[Content], hasher: hashlib._Hash) -> None:
     with open(path, "ab") as file:
         for piece in pieces:
             hasher.update(piece)

@@ -22,11 +22,11 @@ from contextlib import suppress
 from typing import TypeVar
 
 from services.edge.layers.behind import Behind
-from services.edge.layers.cache import Content, Key, LayerCache
+from services.edge.layers.cache import Key, LayerCache
 from services.edge.layers.catalog import Here, Known
 from services.edge.layers.faults import Faults
 from services.edge.layers.settings import Settings
-from shared.blobs.base import LayerReader
+from shared.blobs.base import Content, LayerReader
 from shared.blobs.layout import DATA_CHUNK_BYTES, DATA_NAME, Damaged
 from shared.errors import DeadlineExceeded, DsecError, Internal, NotFound, Unavailable
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import random
@@ -252,6 +253,20 @@ def test_fifty_thousand_entries_survive(
     assert store.manifest(layers[0]).entries == 50_051
     with mounted(store, layers) as root:
         assert len(manifest(root)) == 50_050
+
+
+def test_a_path_longer_than_one_call_takes_survives(tmp_path: Path, importer: Importer) -> None:
+    archive = tmp_path / "deep.tar"
+    folders = [chr(ord("a") + number) * 250 for number in range(20)]
+    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
+        for depth in range(1, len(folders) + 1):
+            folder = tarfile.TarInfo("/".join(folders[:depth]))
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(folder)
+        file = tarfile.TarInfo("/".join([*folders, "file"]))
+        file.size = 100_000
+        tar.addfile(file, io.BytesIO(os.urandom(file.size)))
+    assert importer.run_blocking(ImportRequest(PathSource(archive))).size_bytes > 100_000
 
 
 def test_what_is_mounted_in_a_directory_is_not_part_of_it(

@@ -125,6 +125,25 @@ async def next_of(first: Trainer, second: Trainer, edge: SimEdge) -> list[str]:
     return [now]
 
 
+async def test_room_is_given_to_those_that_wait_without_a_look_for_it(world: World) -> None:
+    app = await world.scheduler(wait_look_s=3600.0, view_refresh_s=3600.0)
+    trainer = await world.trainer()
+    edge = await world.edge("n1", 1)
+    await app.fleet.refresh()
+    holder = await trainer.create()
+    await trainer.settled(holder)
+    second, third, fourth = [await trainer.create() for _ in range(3)]
+    await in_queue(world, 3)
+    await trainer.operate("stop", holder)  # a sandbox that ends makes room
+    assert (await trainer.settled(second))[0].state == "running"
+    await in_queue(world, 2)
+    edge.room = 2  # and so does a node that says it has more
+    assert (await trainer.settled(third))[0].state == "running"
+    await in_queue(world, 1)
+    await world.edge("n2", 1)  # and one that is new
+    assert (await trainer.settled(fourth))[0].node == "n2"
+
+
 async def test_new_creates_do_not_overtake_those_that_wait(world: World) -> None:
     """(B15)"""
     app = await world.scheduler(wait_look_s=3600.0, view_refresh_s=3600.0)
@@ -135,6 +154,7 @@ async def test_new_creates_do_not_overtake_those_that_wait(world: World) -> None
     await trainer.settled(holder)
     old = await trainer.create()
     await in_queue(world, 1)
+    await app.reconciler.close()  # only what is new looks at the queue
     await trainer.operate("stop", holder)
     await app.fleet.refresh()
     new = await trainer.create()

@@ -75,3 +75,20 @@ async def test_a_cancellation_that_comes_out_as_an_error_ends_it_all_the_same() 
     periodic.start()
     await begun.wait()
     await asyncio.wait_for(periodic.close(), 5)
+
+
+async def test_a_call_that_is_asked_for_comes_before_its_time() -> None:
+    calls, soon = asyncio.Queue[None](), asyncio.Event()
+
+    async def work() -> None:
+        calls.put_nowait(None)
+
+    periodic = Periodic("looks", work, every_s=3600, soon=soon)
+    periodic.start()
+    async with asyncio.timeout(60):
+        await calls.get()
+        for _ in range(3):
+            soon.set()
+            await calls.get()
+    await periodic.close()
+    assert calls.empty()

@@ -140,6 +140,21 @@ def test_an_interpreter_comes_with_what_it_reads_before_its_script() -> None:
         assert not any(b"json" in path for path in found)
 
 
+def test_an_interpreter_comes_with_what_files_of_paths_import() -> None:
+    packages = b"usr/lib/python3/dist-packages/"
+    lines = b"/opt/more\nimport os; os.x and __import__('_hack');\n  import own\n# import no\n"
+    entries = {
+        b"usr/bin/python3.11": file(elf()), b"usr/bin/python3": link(b"python3.11"),
+        packages + b"a.pth": file(lines), packages + b"b.pth": new_whiteout(),
+    }  # fmt: skip
+    modules = ("_hack/__pycache__/__init__", "__pycache__/own", "__pycache__/no", "__pycache__/os")
+    for module in modules:
+        entries[packages + module.encode() + b".cpython-311.pyc"] = file()
+    found = [path for path in chosen([tree(entries)]) if b"/dist-packages/" in path]
+    names = [path.removeprefix(b"/" + packages).decode() for path in found]
+    assert names == ["a.pth", *(f"{modules[n]}.cpython-311.pyc" for n in (3, 0, 1))]
+
+
 def test_what_is_too_big_is_left_to_be_asked_for() -> None:
     big, small = file(elf(), size=BYTES_MIN + 1), file(elf())
     root = tree({b"bin/big": big, b"bin/sh": small})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from shared.blobs.layout import DATA_CHUNK_BYTES, FIRST_MAX, LayerFiles
@@ -11,11 +12,16 @@ from shared.erofs.layertree import Inode
 from shared.erofs.writer import build_layer
 
 
-def built(tree: Path, out: Path, *names: bytes) -> tuple[LayerFiles, bytes]:
+def built(
+    tree: Path, out: Path, *names: bytes, together: Sequence[bytes] = ()
+) -> tuple[LayerFiles, bytes]:
     out.mkdir()
     with DirectoryLayer(tree, entries_max=100) as layer:
         first = [layer.tree.root.children[name] for name in names]
-        files = build_layer(layer.tree.root, out, verify=False, first=first)
+        files = build_layer(
+            layer.tree.root, out, verify=False, first=first,
+            together=[layer.tree.root.children[name] for name in together],
+        )  # fmt: skip
     assert files.data_path is not None
     return files, files.data_path.read_bytes()
 
@@ -57,3 +63,16 @@ def test_files_of_other_layers_are_not_in_this_one(tmp_path: Path) -> None:
     with DirectoryLayer(tree, entries_max=100) as layer:
         files = build_layer(layer.tree.root, out, verify=False, first=[Inode(0o100644, size=5000)])
     assert files.first == ()
+
+
+def test_what_is_read_together_lies_together_at_the_beginning(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    content = {b"%02d" % number: os.urandom(DATA_CHUNK_BYTES // 2) for number in range(20)}
+    for name, data in content.items():
+        (tree / name.decode()).write_bytes(data)
+    names = [b"17", b"03", b"11", b"17"]
+    files, blob = built(tree, tmp_path / "out", *names, together=names)
+    assert files.first == (0, 1)
+    assert blob.startswith(content[b"17"] + content[b"03"] + content[b"11"] + content[b"00"])
+    assert files.data_bytes == len(blob) == sum(map(len, content.values()))
