@@ -72,7 +72,7 @@ async def test_names_of_module_proxies_are_found_though_none_resolves(field: Fie
 
 async def test_a_policy_that_is_gone_is_found(field: Field) -> None:
     handle = await field.start(rules={f"{GOOD}:8080": True})
-    egress = field.driver._enforcing._egress
+    egress = field.driver._enforcing.egress
     held = egress._held[handle.uid]
     egress._kernel.drop_policy(held.gate.cookie)  # type: ignore[union-attr]
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "EPERM"

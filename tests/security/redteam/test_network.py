@@ -202,7 +202,7 @@ async def test_a_policy_that_is_gone_reaches_nothing_and_is_told(field: Field) -
     """(N09)"""
     handle = await field.start(rules={f"{GOOD}:8080": True})
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "ok"
-    egress = field.driver._enforcing._egress
+    egress = field.driver._enforcing.egress
     held = egress._held[handle.uid]
     egress._kernel.drop_policy(held.gate.cookie)  # type: ignore[union-attr]
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "EPERM"
@@ -219,7 +219,7 @@ async def test_other_rules_are_in_force_at_once_and_open_flows_are_reset(field: 
     cut = asyncio.ensure_future(
         run(field.driver, handle, f"sleep 600 | nc {GOOD} 8080; echo cut")
     )
-    gate = field.driver._enforcing._egress._held[handle.uid].gate
+    gate = field.driver._enforcing.egress._held[handle.uid].gate
     await until(lambda: len(gate._flows) == 2)
     narrower = field.spec(rules={"198.51.100.11:8080": True}, uid=spec.uid)
     handle = await field.driver.set_policy(handle, narrower)

@@ -129,7 +129,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         for folder in (s.sandboxes_dir, s.shells_dir):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         cgroups = await asyncio.to_thread(CgroupDriver.probe)
-        self._shells = Shells(s, self._engine, cgroups)
+        self._shells = Shells(s, self._engine, cgroups, self._enforcing.egress)
         self._pausing = Pausing(s, self._shells, cgroups)
         await self._pausing.open()
         self._reaper.open()

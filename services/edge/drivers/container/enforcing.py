@@ -101,7 +101,7 @@ class Enforcing:
         self.tell: Tell = lambda found: log.info("denied: %s", found)
         self._repeats = Repeats()
         self._turn: asyncio.TimerHandle | None = None
-        self._egress = Egress(
+        self.egress = Egress(
             program=settings.egress, uplink=Path(settings.uplink) if settings.uplink else None,
             servers=servers_of(settings.resolvers),
             services={**PUBLIC, **parse_services(settings.services)},
@@ -128,7 +128,7 @@ class Enforcing:
 
     def features(self) -> dict[str, Feature]:
         """What the probe found. Blocking."""
-        network = probed(self._egress.probe)
+        network = probed(self.egress.probe)
         return {
             "network_allow": network,
             "secrets": Feature(network.supported, network.reason),
@@ -155,7 +155,7 @@ class Enforcing:
         """What is to be done for a start. Raises ``PolicyDenied`` or ``InvalidRequest``."""
         made = compile_policy(spec.policy, features)
         if made.opens:
-            self._egress.check(spec.policy)
+            self.egress.check(spec.policy)
         return made
 
     def guards(self, uid: str, plan: Plan, spare: Path) -> list[str]:
@@ -199,13 +199,15 @@ class Enforcing:
             await self._open_again(target, held)
         elif held.plan.opens:
             await self._open(target, held.plan.policy)
+        else:
+            self.egress.unprepare(target.container)
 
     def _protect(self, target: Target, plan: Plan) -> None:
         group = Path(target.groups.v2 or "")
         self._confining.protect(target.uid, plan, group=group, pid=target.pid)
 
     async def _trust(self, agent: AgentClient) -> None:
-        bundle = await asyncio.to_thread(self._egress.trust)
+        bundle = await asyncio.to_thread(self.egress.trust)
 
         async def chunks() -> AsyncIterator[bytes]:
             yield bundle
@@ -219,7 +221,7 @@ class Enforcing:
         held = self._held[target.uid]
         _check_change(held.plan, plan)
         if plan.opens:
-            self._egress.check(plan.policy)
+            self.egress.check(plan.policy)
         old = held.plan
         try:
             await self._replace(target, held, plan)
@@ -234,9 +236,9 @@ class Enforcing:
         self._look(target, plan)
         await self._watch(target, plan, anew=True)
         if not plan.opens:
-            self._egress.shut(target.uid)
-        elif self._egress.has(target.uid):
-            self._egress.change(target.uid, plan.policy)
+            self.egress.shut(target.uid)
+        elif self.egress.has(target.uid):
+            self.egress.change(target.uid, plan.policy)
         else:
             await self._open(target, plan.policy)
 
@@ -267,7 +269,7 @@ class Enforcing:
 
     async def _open(self, target: Target, policy: Policy) -> None:
         group = Path(target.groups.v2 or "").parent
-        await self._egress.open(
+        await self.egress.open(
             target.uid, target.project, pid=target.pid, container=target.container,
             group=group, policy=policy, secrets=target.secrets,
             values=lambda: self.vault(target.project, target.uid),
@@ -344,7 +346,7 @@ class Enforcing:
 
     def traffic(self, uid: str) -> Traffic:
         """What a sandbox sent and received by its way out."""
-        return self._egress.traffic(uid)
+        return self.egress.traffic(uid)
 
     def limit_of(self, uid: str) -> int | None:
         """The budget of output that a policy sets, in bytes."""
@@ -354,7 +356,7 @@ class Enforcing:
     def end(self, uid: str) -> None:
         """The sandbox is over."""
         held = self._held.pop(uid, None)
-        self._egress.forget(uid)
+        self.egress.forget(uid)
         self._sensors.end(uid)
         self._confining.end(uid)
         if held is not None and held.asking is not None:
@@ -364,7 +366,7 @@ class Enforcing:
         """The edge ends: no sandbox reaches out until it is back."""
         for uid in list(self._held):
             self.end(uid)
-        self._egress.close()
+        self.egress.close()
         self._sensors.close()
         self._confining.close()
         if self._turn is not None:

@@ -24,6 +24,7 @@ from services.edge.cgroups import CgroupDriver, Groups, Limits, close_fds, remov
 from services.edge.drivers.base import Layer, Usage
 from services.edge.drivers.container.engine import SOCKET, Engine, Shell
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.egress.manager import Egress
 from services.edge.layers.mounts import LayerMounts, Upper, compose, lower_count
 from services.edge.sensors import decoys
 from shared.errors import InvalidRequest, Unavailable
@@ -59,9 +60,11 @@ class Root:
 class Shells:
     """Makes, attaches and ends shells of one node."""
 
-    def __init__(self, settings: ContainerSettings, engine: Engine, cgroups: CgroupDriver) -> None:
+    def __init__(
+        self, settings: ContainerSettings, engine: Engine, cgroups: CgroupDriver, egress: Egress
+    ) -> None:
         self._settings = settings
-        self._engine = engine
+        self._engine, self._egress = engine, egress
         self._cgroups = cgroups
         self._mounts = LayerMounts(idle_max=settings.idle_layers)
         self._threads = ThreadPoolExecutor(settings.kernel_threads, "kernel")
@@ -104,7 +107,9 @@ class Shells:
             found = shell
             await self.thread(lambda: decoys.make_spare(self.spare_decoy(name)))
             groups = await self.thread(lambda: self._cgroups.of_process(found.pid, name))
-            return WarmShell(shell, groups, await self._greet(name, groups))
+            agent = await self._greet(name, groups)
+            await self.thread(lambda: self._egress.prepare(found.pid, found.id))
+            return WarmShell(shell, groups, agent)
         except BaseException:
             await asyncio.shield(self._undo(name, shell, groups))
             raise
@@ -124,6 +129,7 @@ class Shells:
             if groups is not None:
                 await self.end(groups)
             if shell is not None:
+                self._egress.unprepare(shell.id)
                 await self._engine.remove(shell.id)
             else:  # cancelled while the engine was at it: its name tells
                 await self._engine.remove(name)
