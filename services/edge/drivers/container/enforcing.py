@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from schemas.audit import Violation
 from schemas.secret import GivenSecret
@@ -24,11 +24,10 @@ from services.edge.agent import files, wire
 from services.edge.agent.asking import Asking, Denied, Room
 from services.edge.agent.client import AgentClient
 from services.edge.agent.wire import Tag
-from services.edge.cgroups import Groups
-from services.edge.drivers.base import TRUST_PATH, Feature, Secret, StartSpec
+from services.edge.drivers.base import TRUST_PATH, Feature, StartSpec
 from services.edge.drivers.container.confining import Confining, probed
-from services.edge.drivers.container.folders import disk_of
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.container.targets import Target
 from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
 from services.edge.egress.resolver import servers_of
@@ -68,30 +67,6 @@ class _Held:
     sent: bool = False  # whether the agent may have a policy
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A sandbox as this module needs it."""
-
-    uid: str
-    project: str
-    agent: AgentClient
-    container: str
-    pid: int
-    groups: Groups
-    secrets: Sequence[Secret] = ()
-    quota: bool = False  # its disk is a project, which is kept by what it may call
-
-
-def target_of(
-    spec: StartSpec, data: Mapping[str, Any], *, agent: AgentClient, groups: Groups
-) -> Target:
-    """``data`` is what its handle keeps."""
-    return Target(
-        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups,
-        spec.secrets, "project" in disk_of(data),
-    )  # fmt: skip
-
-
 class Enforcing:
     """See the module."""
 
@@ -109,6 +84,7 @@ class Enforcing:
             roots=Path(settings.roots) if settings.roots else None,
         )  # fmt: skip
         self._folders = settings.sandboxes_dir
+        self._decoys: dict[str, socket.socket | None] = {}  # until they are listened to
         self._execs = Execs(settings.execs, FORMS)
         self._sensors = Sensors(self._tell, self._execs)
         self._confining = Confining(settings.files, self._tell)
@@ -158,10 +134,14 @@ class Enforcing:
             self.egress.check(spec.policy)
         return made
 
-    def guards(self, uid: str, plan: Plan, spare: Path) -> list[str]:
+    def guards(self, uid: str, plan: Plan, spare: decoys.Spare) -> list[str]:
         """What the attaching helper lays over paths; ``spare`` is a decoy that is to be its.
         Blocking."""
-        decoy = [f"d{decoys.take(spare, self._folders / uid)}"] if plan.watches else []
+        decoy = []
+        if plan.watches:
+            made, self._decoys[uid] = decoys.take(spare, self._folders / uid)
+            decoy = [f"d{made}"]
+        spare.close()
         return decoy + [
             (LETTERS[m.kind].upper() if m.optional else LETTERS[m.kind]) + m.path
             for m in plan.mounts
@@ -257,7 +237,7 @@ class Enforcing:
             self._sensors.prepare(
                 target.uid, target.project, folder=self._folders / target.uid,
                 group=Path(target.groups.v2) if target.groups.v2 else None,
-                stage=plan.policy.stage,
+                stage=plan.policy.stage, decoy=self._decoys.pop(target.uid, None),
             )  # fmt: skip
         else:
             self._sensors.end(target.uid)
@@ -356,6 +336,8 @@ class Enforcing:
     def end(self, uid: str) -> None:
         """The sandbox is over."""
         held = self._held.pop(uid, None)
+        if (decoy := self._decoys.pop(uid, None)) is not None:
+            decoy.close()
         self.egress.forget(uid)
         self._sensors.end(uid)
         self._confining.end(uid)

@@ -37,11 +37,13 @@ a policy protects and that are not there."""
 
 @dataclass(slots=True)
 class WarmShell:
-    """A running shell with an open connection to its agent."""
+    """A running shell with an open connection to its agent, and the decoy that a sandbox
+    whose paths are watched would have."""
 
     shell: Shell
     groups: Groups
     agent: AgentClient
+    decoy: decoys.Spare
 
     @property
     def alive(self) -> bool:
@@ -91,10 +93,6 @@ class Shells:
     def socket(self, name: str) -> Path:
         return self._settings.shells_dir / name / SOCKET
 
-    def spare_decoy(self, name: str) -> Path:
-        """Made with a shell: it is part of the sandbox's create no more."""
-        return self._settings.shells_dir / name / decoys.FOLDER
-
     async def make(self) -> WarmShell:
         """A new shell, ready: its agent answered with this shell's own name."""
         name = f"dsec-{self._settings.node}-{secrets.token_hex(8)}"
@@ -105,11 +103,13 @@ class Shells:
         try:
             shell = await self._engine.create_shell(name, folder)
             found = shell
-            await self.thread(lambda: decoys.make_spare(self.spare_decoy(name)))
             groups = await self.thread(lambda: self._cgroups.of_process(found.pid, name))
             agent = await self._greet(name, groups)
             await self.thread(lambda: self._egress.prepare(found.pid, found.id))
-            return WarmShell(shell, groups, agent)
+            decoy = await self.thread(
+                lambda: decoys.make_spare(folder / decoys.FOLDER), undo=decoys.Spare.close
+            )
+            return WarmShell(shell, groups, agent, decoy)
         except BaseException:
             await asyncio.shield(self._undo(name, shell, groups))
             raise
@@ -239,6 +239,7 @@ class Shells:
     async def drop(self, warm: WarmShell) -> None:
         """Ends a shell that no sandbox has."""
         warm.agent.close()
+        warm.decoy.close()
         await self._undo(warm.shell.name, warm.shell, warm.groups)
 
     def close(self) -> None:

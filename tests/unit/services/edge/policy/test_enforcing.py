@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from services.edge.drivers.base import Feature
-from services.edge.drivers.container.enforcing import Enforcing, Target
+from services.edge.drivers.container.enforcing import Enforcing
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.container.targets import Target
 from services.edge.policy.plan import Plan, compile_policy
 from shared import policies
 from shared.errors import CapacityExhausted, DsecError, SandboxDied, Unavailable
