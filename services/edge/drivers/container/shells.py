@@ -125,11 +125,12 @@ class Shells:
             close_fds(fds)
 
     async def _undo(self, name: str, shell: Shell | None, groups: Groups | None) -> None:
+        if shell is not None:
+            self._egress.unprepare(shell.id)
         with contextlib.suppress(Unavailable):
             if groups is not None:
                 await self.end(groups)
             if shell is not None:
-                self._egress.unprepare(shell.id)
                 await self._engine.remove(shell.id)
             else:  # cancelled while the engine was at it: its name tells
                 await self._engine.remove(name)
