@@ -40,9 +40,9 @@ while True:
 
 
 async def run(*, quick: bool) -> dict[str, Any]:
-    """Figures: connect_us_off connect_us_1 connect_us_10k hook_us_1 hook_us_10k swap_ms
-    dns_ms create_policy_ratio create_slowdown exec_policy_ratio exec_slowdown change_p50_ms
-    change_max_ms, and those of audit."""
+    """Figures: those of :mod:`bench.egress_figures` (connect_us_off connect_us_1
+    connect_us_10k swap_ms dns_ms …), create_policy_ratio create_slowdown exec_policy_ratio
+    exec_slowdown change_p50_ms change_max_ms, and those of audit."""
     figures = await asyncio.to_thread(egress_figures.connects, quick=quick)
     figures |= await egress_figures.names(quick=quick)
     with outside() as uplink:

@@ -29,6 +29,9 @@
 #ifndef AT_RECURSIVE
 #define AT_RECURSIVE 0x8000
 #endif
+#ifndef STATX_ATTR_MOUNT_ROOT
+#define STATX_ATTR_MOUNT_ROOT 0x2000
+#endif
 #define PINNED_MAX 256
 
 static char *pinned[PINNED_MAX];
@@ -93,7 +96,14 @@ static int nothing(const struct stat *st, const char *path)
     return tree;
 }
 
-/* Makes a folder a mount of itself, once. */
+static bool is_mount(int at)
+{
+    struct statx st;
+    return !statx(at, "", AT_EMPTY_PATH, 0, &st) && st.stx_attributes & STATX_ATTR_MOUNT_ROOT;
+}
+
+/* Makes a folder a mount of itself, once; one that is a mount, say /proc with all that the
+ * engine laid over it, is held already. */
 static void pin(int root, const char *path)
 {
     for (int i = 0; i < pinned_count; i++)
@@ -104,7 +114,10 @@ static void pin(int root, const char *path)
     int at = find(root, path, O_DIRECTORY, RESOLVE_NO_SYMLINKS);
     if (at < 0)
         fail("cannot hold %s", path);
-    put(tree_of(at, path), at, path);
+    if (is_mount(at))
+        close(at);
+    else
+        put(tree_of(at, path), at, path);
 }
 
 /* Holds the folders above; true where the path begins with a link in /. */

@@ -22,6 +22,8 @@ static __u64 (*current_uid_gid)(void) = (void *)BPF_FUNC_get_current_uid_gid;
 static long (*current_comm)(void *buf, __u32 size) = (void *)BPF_FUNC_get_current_comm;
 static __u64 (*netns_cookie)(void *ctx) = (void *)BPF_FUNC_get_netns_cookie;
 static __u64 (*socket_cookie)(void *ctx) = (void *)BPF_FUNC_get_socket_cookie;
+static long (*set_option)(void *ctx, int level, int name, void *value, int size) =
+    (void *)BPF_FUNC_setsockopt;
 static void *(*ring_reserve)(void *ring, __u64 size, __u64 flags) =
     (void *)BPF_FUNC_ringbuf_reserve;
 static void (*ring_submit)(void *data, __u64 flags) = (void *)BPF_FUNC_ringbuf_submit;

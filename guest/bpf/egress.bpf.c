@@ -8,6 +8,9 @@
  * programs are gone. A namespace is known by its cookie. One that is registered but has
  * no policy reaches nothing.
  *
+ * What is allowed pays for a few look-ups and a note of where it was to go, under a number
+ * that the connection carries to the gate as its mark; counts are for what is denied.
+ *
  * Denials are counted exactly, per destination and per sandbox. Events are a sample of
  * them, bounded: for each destination the 1st, 2nd, 4th, 8th … and so many a second.
  */
@@ -22,18 +25,20 @@
 #define DEFAULT_RULE 0
 #define EVENT_NS 5000000ull /* one token; */
 #define EVENT_BURST 400     /* most that are saved up */
-#define AF_INET6 10
+#define ORIGINS 65536    /* connections between being made and accepted, of all sandboxes */
+#define SOL_SOCKET 1
+#define SO_MARK 36
 #define TCP 6
 #define UDP 17
 
 enum { CONNECT = 1, SEND };
 
 struct sandbox { __u64 denied, untold, tokens, refilled; };
-struct address { __u32 length, policy; __u8 bytes[16]; };
+struct host { __u32 policy; __u8 bytes[16]; };
+struct address { __u32 length; struct host host; };
 struct port_rule { __u16 low, high; __u8 allow, pad; __u16 rule; };
 struct ports { __u32 count, pad; struct port_rule rules[PORT_RULES]; };
-struct origin { __u8 bytes[16]; __u16 port, family; __u32 pid; };
-struct arrival { __u64 netns; __u32 port, family; };
+struct origin { __u8 bytes[16]; __u64 netns; __u32 mark, pid; __u16 port, pad[3]; };
 struct denial { __u64 netns; __u8 bytes[16]; __u16 port; __u8 protocol, action; __u32 rule; };
 struct times { __u64 count, first, last; };
 struct event {
@@ -48,9 +53,9 @@ struct {
     __uint(max_entries, 16384);
     __type(key, __u64);
     __type(value, struct sandbox);
-} sandboxes SEC(".maps");
+} sandboxes SEC(".maps"); /* counts, looked at when something is denied */
 
-/* Rules of all policies in one trie, told apart by the number that comes first: a map of
+/* Rules about blocks, of all policies in one trie, told apart by the number that comes first: a map of
  * maps would make every change wait for the kernel's readers, some ten milliseconds. */
 struct {
     __uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -60,7 +65,17 @@ struct {
     __type(value, struct ports);
 } rules SEC(".maps");
 
-/* Which policy is in force: other rules are made under another number, then that changes. */
+/* What is about one address alone, which most rules are: as quick however many there are. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 262144);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, struct host);
+    __type(value, struct ports);
+} hosts SEC(".maps");
+
+/* Whose a namespace is, and which policy is in force: other rules are made under another
+ * number, then that changes. 0: a sandbox without one. */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, 16384);
@@ -68,19 +83,14 @@ struct {
     __type(value, __u32);
 } policies SEC(".maps");
 
+/* By the mark, modulo the size: a table that evicts would cost more than all the rest. The
+ * gate looks whether what it finds is of its sandbox and of this mark, and judges again. */
 struct {
-    __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 16384);
-    __type(key, __u64);
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, ORIGINS);
+    __type(key, __u32);
     __type(value, struct origin);
-} origins SEC(".maps"); /* of sockets that connect */
-
-struct {
-    __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 16384);
-    __type(key, struct arrival);
-    __type(value, struct origin);
-} arrivals SEC(".maps"); /* what the gate asks, by the port that a connection comes from */
+} origins SEC(".maps");
 
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -108,9 +118,12 @@ inline_always int may_tell(struct sandbox *s, __u64 now)
     return 1;
 }
 
-inline_always void deny(struct sandbox *s, struct denial *what)
+inline_always void deny(struct denial *what)
 {
     __u64 now = ktime_ns(), n = 1;
+    struct sandbox *s = map_lookup(&sandboxes, &what->netns);
+    if (!s)
+        return; /* it is just ending */
     __sync_fetch_and_add(&s->denied, 1);
     struct times *t = map_lookup(&denials, what);
     if (t) {
@@ -154,17 +167,17 @@ inline_always int is_resolver(const __u8 *a, __u16 port)
 }
 
 /* 1: allowed. `some`: whether any port of the address is. */
-inline_always int judge(__u64 netns, const __u8 *a, __u16 port, __u32 *rule, int *some)
+inline_always int judge(__u32 policy, const __u8 *a, __u16 port, __u32 *rule, int *some)
 {
-    struct address key = {.length = 32 + 128};
-    __u32 *policy = map_lookup(&policies, &netns);
+    struct address key = {.length = 32 + 128, .host = {.policy = policy}};
     int verdict = 0, met = 0;
     *rule = policy ? DEFAULT_RULE : NO_POLICY;
     if (!policy)
         return 0;
-    key.policy = *policy;
-    __builtin_memcpy(key.bytes, a, 16);
-    struct ports *p = map_lookup(&rules, &key);
+    __builtin_memcpy(key.host.bytes, a, 16);
+    struct ports *p = map_lookup(&hosts, &key.host);
+    if (!p)
+        p = map_lookup(&rules, &key);
     if (!p)
         return 0;
 #pragma unroll
@@ -182,16 +195,24 @@ inline_always int judge(__u64 netns, const __u8 *a, __u16 port, __u32 *rule, int
     return verdict;
 }
 
-inline_always void turn_to_gate(struct bpf_sock_addr *ctx, const __u8 *a, __u16 port, int v6)
+/* 0: the kernel did not take the mark, and the gate would not know the connection. */
+inline_always int turn_to_gate(struct bpf_sock_addr *ctx, const struct denial *to, int v6)
 {
     const __u32 gate6[4] = GATE6;
-    const __u32 *w = (const __u32 *)a;
+    const __u32 *w = (const __u32 *)to->bytes;
     int real6 = v6 && !(!w[0] && !w[1] && w[2] == htonl(0xffff));
-    struct origin o = {.port = port, .family = real6 ? 6 : 4};
-    __u64 cookie = socket_cookie(ctx);
-    o.pid = current_pid_tgid() >> 32;
-    __builtin_memcpy(o.bytes, a, 16);
-    map_update(&origins, &cookie, &o, BPF_ANY);
+    __u32 mark = (__u32)socket_cookie(ctx), slot;
+    if (!mark)
+        mark = 1;
+    slot = mark % ORIGINS;
+    struct origin *o = map_lookup(&origins, &slot);
+    if (!o || set_option(ctx, SOL_SOCKET, SO_MARK, &mark, sizeof mark))
+        return 0;
+    __builtin_memcpy(o->bytes, to->bytes, 16);
+    o->netns = to->netns;
+    o->mark = mark;
+    o->pid = current_pid_tgid() >> 32;
+    o->port = to->port;
     if (!v6) {
         ctx->user_ip4 = GATE4;
     } else if (real6) {
@@ -203,18 +224,15 @@ inline_always void turn_to_gate(struct bpf_sock_addr *ctx, const __u8 *a, __u16 
         ctx->user_ip6[3] = GATE4;
     }
     ctx->user_port = htons(GATE_PORT);
+    return 1;
 }
 
 inline_always int way_out(struct bpf_sock_addr *ctx, int v6, __u8 action)
 {
-    __u64 netns = netns_cookie(ctx);
-    struct sandbox *s = map_lookup(&sandboxes, &netns);
-    struct denial what = {.netns = netns, .action = action};
+    struct denial what = {.action = action};
     __u32 *w = (__u32 *)what.bytes;
     __u32 rule = 0;
     int some = 0;
-    if (!s)
-        return 1; /* nothing of ours, or without a way out: there is no interface */
     if (v6) {
         w[0] = ctx->user_ip6[0];
         w[1] = ctx->user_ip6[1];
@@ -225,19 +243,21 @@ inline_always int way_out(struct bpf_sock_addr *ctx, int v6, __u8 action)
         w[3] = ctx->user_ip4;
     }
     what.port = htons((__u16)ctx->user_port);
-    what.protocol = (__u8)ctx->protocol;
     if (inside(what.bytes) || is_resolver(what.bytes, what.port))
         return 1;
-    int allowed = judge(netns, what.bytes, what.port, &rule, &some);
-    if (allowed && what.protocol == TCP && action == CONNECT) {
-        turn_to_gate(ctx, what.bytes, what.port, v6);
-        return 1;
-    }
+    what.netns = netns_cookie(ctx);
+    __u32 *policy = map_lookup(&policies, &what.netns);
+    if (!policy)
+        return 1; /* nothing of ours, or without a way out: there is no interface */
+    what.protocol = (__u8)ctx->protocol;
+    int allowed = judge(*policy, what.bytes, what.port, &rule, &some);
+    if (allowed && what.protocol == TCP && action == CONNECT)
+        return turn_to_gate(ctx, &what, v6);
     /* C libraries connect datagram sockets to sort addresses: that is no attempt */
     if (some && what.protocol == UDP && action == CONNECT)
         return 0;
     what.rule = rule;
-    deny(s, &what);
+    deny(&what);
     return 0;
 }
 
@@ -245,21 +265,5 @@ SEC("cgroup/connect4") int out_connect4(struct bpf_sock_addr *ctx) { return way_
 SEC("cgroup/connect6") int out_connect6(struct bpf_sock_addr *ctx) { return way_out(ctx, 1, CONNECT); }
 SEC("cgroup/sendmsg4") int out_sendmsg4(struct bpf_sock_addr *ctx) { return way_out(ctx, 0, SEND); }
 SEC("cgroup/sendmsg6") int out_sendmsg6(struct bpf_sock_addr *ctx) { return way_out(ctx, 1, SEND); }
-
-/* The port of a connection is known only now: by it the gate finds where it was to go. */
-SEC("sockops") int note_port(struct bpf_sock_ops *ctx)
-{
-    if (ctx->op != BPF_SOCK_OPS_TCP_CONNECT_CB)
-        return 1;
-    __u64 cookie = socket_cookie(ctx);
-    struct origin *o = map_lookup(&origins, &cookie);
-    if (!o)
-        return 1;
-    struct arrival key = {.netns = netns_cookie(ctx), .port = ctx->local_port};
-    key.family = o->family;
-    struct origin copy = *o;
-    map_update(&arrivals, &key, &copy, BPF_ANY);
-    return 1;
-}
 
 char LICENSE[] SEC("license") = "GPL";

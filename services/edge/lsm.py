@@ -7,16 +7,15 @@ kernels have no such programs, or refuse them: then this says why, and mounts ar
 
 from __future__ import annotations
 
-import asyncio
 import os
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.edge.egress.libbpf import Map, Programs
+from services.edge.egress.hooks import Hooks
+from services.edge.egress.libbpf import Map
 from services.edge.sensors.inside import find, mount_of, root_of
-from shared.errors import Unavailable, Unsupported
 from shared.policies import Policy
 
 READ, WRITE = 1, 2
@@ -75,31 +74,16 @@ class Paths:
     """See the module. ``program`` is the object file."""
 
     def __init__(self, program: Path) -> None:
-        self._path = program
-        self._programs: Programs | None = None
-        self._refused: Unsupported | None = None
+        self._hooks = Hooks(program, [f"on_{hook}" for hook in HOOKS], self._take)
         self._sandboxes: Map | None = None
         self._protections: Map | None = None
         self._held: dict[str, _Held] = {}
-        self._ring: int | None = None
 
     def probe(self) -> str:
         """What protects paths here. Raises ``Unsupported`` or ``Unavailable``."""
-        if self._refused is not None:
-            raise self._refused
-        if not self._path.exists():
-            raise Unavailable("LSM programs are not built (make -C guest bpf, needs clang)")
-        if self._programs is None:
-            try:
-                programs = Programs(self._path)
-                for hook in HOOKS:
-                    programs.attach_hook(f"on_{hook}")
-            except Unsupported as err:
-                self._refused = err
-                raise
-            self._programs = programs
-            self._sandboxes = programs.map("sandboxes")
-            self._protections = programs.map("protections")
+        if self._hooks.open():
+            self._sandboxes = self._hooks.map("sandboxes")
+            self._protections = self._hooks.map("protections")
         return "BPF LSM"
 
     def begin(
@@ -127,7 +111,7 @@ class Paths:
         finally:
             os.close(root)
         self._sandboxes.set(_GROUP.pack(held.group), _GROUP.pack(0))
-        self._listen()
+        self._hooks.listen()
 
     def denied(self, uid: str) -> int:
         """How much a sandbox was denied, exactly."""
@@ -149,18 +133,7 @@ class Paths:
         """The programs go."""
         for uid in list(self._held):
             self.end(uid)
-        if self._ring is not None:
-            asyncio.get_running_loop().remove_reader(self._ring)
-        if self._programs is not None:
-            self._programs.close()
-            self._programs = None
-
-    def _listen(self) -> None:
-        if self._ring is None:
-            assert self._programs is not None
-            self._events = self._programs.ring(self._programs.map("events"), self._take)
-            self._ring = self._events.fd
-            asyncio.get_running_loop().add_reader(self._ring, self._events.consume)
+        self._hooks.close()
 
     def _take(self, raw: bytes) -> None:
         group, inode, device, pid, uid, denied, comm = _EVENT.unpack(raw[: _EVENT.size])

@@ -91,13 +91,12 @@ class Gate:
         return self._map.rule(number)
 
     def open(self) -> None:
-        """Lets through what is allowed. Policy first: a registered sandbox without one
-        reaches nothing."""
-        self._kernel.enforce(self.cookie, self._map)
+        """Lets through what is allowed."""
         self._kernel.register(self.cookie)
+        self._kernel.enforce(self.cookie, self._map)
         self._dns.open()
-        for family, listener in self._inside.tcp:
-            self._tasks.append(asyncio.ensure_future(self._accept(family, listener)))
+        for listener in self._inside.tcp:
+            self._tasks.append(asyncio.ensure_future(self._accept(listener)))
         self._tasks.append(asyncio.ensure_future(self._reap()))
 
     def close(self) -> None:
@@ -226,18 +225,19 @@ class Gate:
 
     # -- connections ------------------------------------------------------------------
 
-    async def _accept(self, family: int, listener: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, peer = await loop.sock_accept(listener)
+                sock, _ = await loop.sock_accept(listener)
             except OSError:
                 if listener.fileno() < 0:
                     return
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
             sock.setblocking(False)
-            origin = self._kernel.arrival(self.cookie, family, peer[1])
+            mark = sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK) & 0xFFFFFFFF
+            origin = self._kernel.origin(self.cookie, mark)
             if origin is None or len(self._flows) >= FLOWS_MAX:
                 flows.reset(sock)  # it came by itself, or there are too many
                 continue

@@ -14,20 +14,23 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.edge.egress.libbpf import Map, Programs
+from services.edge.egress.libbpf import Map, Programs, Ring
 from services.edge.policy.reach import DEFAULT, Entry
 from shared.policies.network import MAPPED, Address
 
 GATE4, GATE6, GATE_PORT = "192.0.0.8", "fd64:7365:6300::1", 1
-PROGRAMS = ("out_connect4", "out_connect6", "out_sendmsg4", "out_sendmsg6", "note_port")
+PROGRAMS = ("out_connect4", "out_connect6", "out_sendmsg4", "out_sendmsg6")
 NO_POLICY, DEFAULT_RULE = 0xFFFF, 0
+ORIGINS = 65536
 MISSING = "missing policy"
 _COOKIE = struct.Struct("<Q")
 _SANDBOX = struct.Struct("<4Q")
 _KEY = struct.Struct("<II16s")
+_HOST = struct.pack("<I", 32 + 128)
+"""Keys that begin so are about one address, and in a map of their own without it."""
 _PORT = struct.Struct("<HHBxH")
-_ORIGIN = struct.Struct("<16sHHI")
-_ARRIVAL = struct.Struct("<QII")
+_NUMBER = struct.Struct("<I")
+_ORIGIN = struct.Struct("<16sQIIH6x")
 _DENIAL = struct.Struct("<Q16sHBBI")
 _TIMES = struct.Struct("<3Q")
 _EVENT = struct.Struct(f"<QQII{_DENIAL.size}s16s")
@@ -90,8 +93,8 @@ class PolicyMap:
     """The rules of one sandbox in the kernel, under a number of their own. Filled before
     it is put into force. ``rules`` numbers their texts, the same over all that follow."""
 
-    def __init__(self, trie: Map, number: int, rules: dict[str, int]) -> None:
-        self._trie = trie
+    def __init__(self, trie: Map, hosts: Map, number: int, rules: dict[str, int]) -> None:
+        self._trie, self._hosts = trie, hosts
         self.number = number
         self._keys: set[bytes] = set()
         self._rules = rules
@@ -110,21 +113,29 @@ class PolicyMap:
             self._set(key, value.ljust(VALUE_BYTES, b"\0"))
 
     def _set(self, key: bytes, value: bytes) -> None:
+        within, its = self._place(key)
         try:
-            self._trie.set(key, value)
+            within.set(its, value)
         except OSError:
             if key not in self._keys:
                 raise
             # a trie that is full does not even replace: what was goes first
-            self._trie.delete(key)
-            self._keys.discard(key)
-            self._trie.set(key, value)
+            self._delete(key)
+            within.set(its, value)
         self._keys.add(key)
 
-    def remove(self, entry: Entry) -> None:
-        key = self._key(entry)
-        self._trie.delete(key)
+    def _place(self, key: bytes) -> tuple[Map, bytes]:
+        if key.startswith(_HOST):
+            return self._hosts, key[len(_HOST) :]
+        return self._trie, key
+
+    def _delete(self, key: bytes) -> None:
+        within, its = self._place(key)
+        within.delete(its)
         self._keys.discard(key)
+
+    def remove(self, entry: Entry) -> None:
+        self._delete(self._key(entry))
 
     def _key(self, entry: Entry) -> bytes:
         block = entry.block
@@ -142,9 +153,8 @@ class PolicyMap:
 
     def close(self) -> None:
         """Takes its rules out; it is in force nowhere any more."""
-        for key in self._keys:
-            self._trie.delete(key)
-        self._keys.clear()
+        for key in list(self._keys):
+            self._delete(key)
 
 
 class Kernel:
@@ -155,9 +165,9 @@ class Kernel:
         self._programs = Programs(path)
         self._sandboxes = self._programs.map("sandboxes")
         self._policies = self._programs.map("policies")
-        self._rules = self._programs.map("rules")
+        self._rules, self._hosts = self._programs.map("rules"), self._programs.map("hosts")
         self._last_policy = 0
-        self._arrivals = self._programs.map("arrivals")
+        self._origins = self._programs.map("origins")
         self._denials = self._programs.map("denials")
         self._groups: dict[str, int] = {}
         self._reading, self._closed = threading.Lock(), False
@@ -179,35 +189,37 @@ class Kernel:
     def policy(self, rules: dict[str, int]) -> PolicyMap:
         """An empty policy: nothing is allowed."""
         self._last_policy += 1
-        return PolicyMap(self._rules, self._last_policy, rules)
+        return PolicyMap(self._rules, self._hosts, self._last_policy, rules)
+
+    def register(self, netns: int) -> None:
+        """From here on a namespace is a sandbox's: until it has a policy it reaches
+        nothing."""
+        self._sandboxes.set(_COOKIE.pack(netns), _SANDBOX.pack(0, 0, 0, 0))
+        self.drop_policy(netns)
 
     def enforce(self, netns: int, policy: PolicyMap) -> None:
         """Puts ``policy`` into force for a namespace, at once and as a whole."""
-        self._policies.set(_COOKIE.pack(netns), struct.pack("<I", policy.number))
-
-    def register(self, netns: int) -> None:
-        """From here on a namespace is a sandbox's: without a policy it reaches nothing."""
-        self._sandboxes.set(_COOKIE.pack(netns), _SANDBOX.pack(0, 0, 0, 0))
-
-    def forget(self, netns: int) -> None:
-        """The sandbox is gone."""
-        self._sandboxes.delete(_COOKIE.pack(netns))
-        self._policies.delete(_COOKIE.pack(netns))
+        self._policies.set(_COOKIE.pack(netns), _NUMBER.pack(policy.number))
 
     def drop_policy(self, netns: int) -> None:
         """Takes the policy and leaves the sandbox: it reaches nothing."""
-        self._policies.delete(_COOKIE.pack(netns))
+        self._policies.set(_COOKIE.pack(netns), _NUMBER.pack(0))
 
-    def arrival(self, netns: int, family: int, port: int) -> tuple[Address, int, int] | None:
-        """Where a connection that came to the gate from ``port`` was to go: address,
-        port, and the process that made it. ``family`` is 4 or 6."""
-        key = _ARRIVAL.pack(netns, port, family)
-        raw = self._arrivals.get(key, _ORIGIN.size)
+    def forget(self, netns: int) -> None:
+        """The sandbox is gone."""
+        self._policies.delete(_COOKIE.pack(netns))
+        self._sandboxes.delete(_COOKIE.pack(netns))
+
+    def origin(self, netns: int, mark: int) -> tuple[Address, int, int] | None:
+        """Where a connection that came to the gate with a mark was to go: address, port,
+        and the process that made it. None where none of the namespace has this mark."""
+        raw = self._origins.get(_NUMBER.pack(mark % ORIGINS), _ORIGIN.size)
         if raw is None:
             return None
-        self._arrivals.delete(key)
-        address, to, _, pid = _ORIGIN.unpack(raw)
-        return _shown(address), to, pid
+        address, of, number, pid, port = _ORIGIN.unpack(raw)
+        if not mark or (of, number) != (netns, mark):
+            return None  # it came by itself, or so many came after it
+        return _shown(address), port, pid
 
     def denied(self, netns: int) -> int:
         """How many attempts of a sandbox were denied, exactly."""
@@ -232,16 +244,15 @@ class Kernel:
                     mine[key] = int(_TIMES.unpack(value)[0])
         return found
 
-    def events(self, take: Callable[[Event], None]) -> tuple[int, Callable[[], None]]:
-        """A descriptor that is readable when there are events, and what takes them."""
+    def events(self, take: Callable[[Event], None]) -> Ring:
+        """The ring of events; whoever asks closes it."""
 
         def sample(raw: bytes) -> None:
             at, _, pid, uid, what, comm = _EVENT.unpack(raw[: _EVENT.size])
             name = comm.split(b"\0")[0].decode(errors="replace")
             take(Event(at / 1e9, pid, uid, name, _COOKIE.unpack_from(what)[0], what))
 
-        ring = self._programs.ring(self._programs.map("events"), sample)
-        return ring.fd, ring.consume
+        return self._programs.ring(self._programs.map("events"), sample)
 
     def close(self) -> None:
         with self._reading:  # a map that is being read stays until then

@@ -8,6 +8,7 @@ out (its driver).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,9 +22,10 @@ from schemas.audit import Destination, Violation
 from services.edge.drivers.base import Secret
 from services.edge.egress.certificates import Authority
 from services.edge.egress.gate import Gate, Refused
+from services.edge.egress.hooks import Listening
 from services.edge.egress.injecting import Injector, Values
 from services.edge.egress.kernelmaps import Denial, Event, Kernel, denial, target
-from services.edge.egress.namespaces import Uplink, open_inside
+from services.edge.egress.namespaces import Inside, Uplink, open_inside
 from services.edge.egress.resolver import Resolver
 from services.edge.egress.sides import Traffic
 from services.edge.policy.reach import Reach
@@ -79,10 +81,11 @@ class Egress:
         self._resolver = Resolver(self._uplink, servers)
         self._kernel: Kernel | None = None
         self._held: dict[str, _Held] = {}
+        self._prepared: dict[str, Inside] = {}
         self._traffic: dict[str, Traffic] = {}
         self._by_cookie: dict[int, _Held] = {}
         self._counting: asyncio.Task[None] | None = None
-        self._ring: int | None = None
+        self._listening: Listening | None = None
 
     def probe(self) -> str:
         """What enforces network rules here. Raises ``Unsupported``."""
@@ -105,6 +108,18 @@ class Egress:
             self._trusted = Authority(self._own, roots=self._roots)
         return self._trusted
 
+    def prepare(self, pid: int, container: str) -> None:
+        """Makes the gate's sockets in a container that is no sandbox yet, ahead of
+        :meth:`open`, which makes them where this did not. Blocking, for any thread."""
+        if self._kernel is not None:
+            with contextlib.suppress(DsecError):
+                self._prepared[container] = open_inside(pid, container)
+
+    def unprepare(self, container: str) -> None:
+        """They are not needed; a container that has none is fine."""
+        if (inside := self._prepared.pop(container, None)) is not None:
+            inside.close()
+
     async def open(
         self, uid: str, project: str, *, pid: int, container: str, group: Path, policy: Policy,
         secrets: Sequence[Secret] = (), values: Values | None = None,
@@ -120,7 +135,9 @@ class Egress:
         injector: Injector | None = None
         if secrets and values is not None:
             injector = Injector(secrets, values, await asyncio.to_thread(self._authority))
-        inside = await asyncio.to_thread(open_inside, pid, container)
+        inside = self._prepared.pop(container, None)
+        if inside is None:
+            inside = await asyncio.to_thread(open_inside, pid, container)
         gate: Gate | None = None
         try:
             gate = Gate(
@@ -178,10 +195,13 @@ class Egress:
         """All of them; the kernel's programs go."""
         for uid in list(self._held):
             self.shut(uid)
+        for container in list(self._prepared):
+            self.unprepare(container)
         if self._counting is not None:
             self._counting.cancel()
-        if self._ring is not None:
-            asyncio.get_running_loop().remove_reader(self._ring)
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
         if self._kernel is not None:
             self._kernel.close()
             self._kernel = None
@@ -190,8 +210,7 @@ class Egress:
 
     def _watch(self, kernel: Kernel) -> None:
         if self._counting is None:
-            self._ring, consume = kernel.events(self._event)
-            asyncio.get_running_loop().add_reader(self._ring, consume)
+            self._listening = Listening(kernel.events(self._event))
             self._counting = asyncio.ensure_future(self._count_on())
 
     def _event(self, event: Event) -> None:

@@ -31,6 +31,9 @@ IPV6_FREEBIND = 78
 SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C
 LOOPBACK_INDEX = 1
 BACKLOG = 128
+MARKS = Path("/proc/sys/net/ipv4/tcp_fwmark_accept")
+"""Of the namespace that looks: a connection that is accepted has the mark of the one that
+was made, by which the kernel's programs name it."""
 DNS_PORT = 53
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -76,12 +79,12 @@ class Inside:
     """The gate's sockets in a sandbox; ``cookie`` names its namespace in the kernel."""
 
     cookie: int
-    tcp: list[tuple[int, socket.socket]]
+    tcp: list[socket.socket]
     dns_udp: socket.socket
     dns_tcp: socket.socket
 
     def close(self) -> None:
-        for sock in (*(s for _, s in self.tcp), self.dns_udp, self.dns_tcp):
+        for sock in (*self.tcp, self.dns_udp, self.dns_tcp):
             with contextlib.suppress(OSError):
                 sock.close()
 
@@ -130,9 +133,10 @@ def _open() -> Inside:
 
     try:
         six = _addresses()
-        tcp = [(4, sock(socket.AF_INET, socket.SOCK_STREAM, (GATE4, GATE_PORT)))]
+        MARKS.write_text("1")
+        tcp = [sock(socket.AF_INET, socket.SOCK_STREAM, (GATE4, GATE_PORT))]
         if six:
-            tcp.append((6, sock(socket.AF_INET6, socket.SOCK_STREAM, (GATE6, GATE_PORT))))
+            tcp.append(sock(socket.AF_INET6, socket.SOCK_STREAM, (GATE6, GATE_PORT)))
         dns_udp = sock(socket.AF_INET, socket.SOCK_DGRAM, (GATE4, DNS_PORT))
         dns_tcp = sock(socket.AF_INET, socket.SOCK_STREAM, (GATE4, DNS_PORT))
         cookie = dns_udp.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)

@@ -14,6 +14,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = "decoy"
@@ -33,40 +34,70 @@ def make(decoy: Path) -> None:
     decoy.chmod(0o755)
 
 
-def make_spare(decoy: Path) -> None:
-    """As :func:`make`, ahead of need: where it cannot be made now, nothing of it is left."""
+@dataclass(slots=True)
+class Spare:
+    """A decoy ahead of need, and its socket; none of either where it could not be made."""
+
+    folder: Path
+    sock: socket.socket | None
+
+    def close(self) -> None:
+        """Nobody calls it any more. Again is fine."""
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+
+
+def make_spare(decoy: Path) -> Spare:
+    """As :func:`make`, with its socket: where they cannot be made now, nothing is left."""
     try:
         make(decoy)
+        return Spare(decoy, _socket(decoy))
     except OSError:
         shutil.rmtree(decoy, ignore_errors=True)
+        return Spare(decoy, None)
 
 
-def take(spare: Path, folder: Path) -> Path:
-    """The decoy of the sandbox that ``folder`` is of: ``spare``, where it is there."""
+def take(spare: Spare, folder: Path) -> tuple[Path, socket.socket | None]:
+    """The decoy of the sandbox that ``folder`` is of, and its socket: ``spare``, where it is
+    there. Blocking."""
     decoy = folder / FOLDER
     try:
-        spare.rename(decoy)
+        spare.folder.rename(decoy)
     except OSError:  # there is none: the disk was full, or the edge older; or on another disk
         make(decoy)
-    return decoy
+        spare.close()
+    sock, spare.sock = spare.sock, None
+    return decoy, sock
 
 
-class Listener:
-    """Takes calls, and hangs up. ``called`` is given the caller's process, as this machine
-    counts, and its user."""
-
-    def __init__(self, decoy: Path, called: Callable[[int, int], None]) -> None:
-        self._called, self._left = called, CALLS_PER_TURN
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+def _socket(decoy: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
         with contextlib.suppress(FileNotFoundError):
             (decoy / SOCKET).unlink()  # of an edge that is gone
         folder = os.open(decoy, os.O_PATH | os.O_CLOEXEC)
         try:  # a socket's address is short, a path need not be
-            self._sock.bind(f"/proc/self/fd/{folder}/{SOCKET}")
+            sock.bind(f"/proc/self/fd/{folder}/{SOCKET}")
         finally:
             os.close(folder)
         (decoy / SOCKET).chmod(0o777)
-        self._sock.listen(BACKLOG)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class Listener:
+    """Takes calls, and hangs up. ``called`` is given the caller's process, as this machine
+    counts, and its user; ``sock`` is the decoy's, where there is one."""
+
+    def __init__(
+        self, decoy: Path, called: Callable[[int, int], None], sock: socket.socket | None = None
+    ) -> None:
+        self._called, self._left = called, CALLS_PER_TURN
+        self._sock = sock or _socket(decoy)
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._sock, self._accept)

@@ -10,14 +10,13 @@ by its name: a copy under another one is another program.
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.edge.egress.libbpf import Map, Programs
-from shared.errors import Unavailable, Unsupported
+from services.edge.egress.hooks import Hooks
+from services.edge.egress.libbpf import Map
 
 MECHANISM = "BPF tracepoint"
 _GROUP = struct.Struct("<Q")
@@ -45,32 +44,20 @@ class Execs:
     """See the module. ``program`` is the object file, ``names`` are those of programs."""
 
     def __init__(self, program: Path, names: Iterable[str]) -> None:
-        self._path, self._names = program, tuple(names)
-        self._programs: Programs | None = None
-        self._refused: Unsupported | None = None
+        self._names = tuple(names)
+        self._hooks = Hooks(program, ("on_exec",), self._take)
         self._sandboxes: Map | None = None
         self._held: dict[str, int] = {}
         self._heard: dict[int, Heard] = {}
         self._lost: dict[int, int] = {}
-        self._ring: int | None = None
 
     def probe(self) -> str:
         """What tells here. Raises ``Unsupported`` or ``Unavailable``."""
-        if self._refused is not None:
-            raise self._refused
-        if not self._path.exists():
-            raise Unavailable("the program is not built (make -C guest bpf, needs clang)")
-        if self._programs is None:
-            try:
-                programs = Programs(self._path)
-                programs.attach_hook("on_exec")
-            except Unsupported as err:
-                self._refused = err
-                raise
-            known = programs.map("programs")
+        if self._hooks.open():
+            known = self._hooks.map("programs")
             for name in self._names:
                 known.set(name.encode().ljust(_NAME_BYTES, b"\0"), _KNOWN)
-            self._programs, self._sandboxes = programs, programs.map("sandboxes")
+            self._sandboxes = self._hooks.map("sandboxes")
         return MECHANISM
 
     def begin(self, uid: str, group: Path, heard: Heard) -> None:
@@ -82,7 +69,7 @@ class Execs:
         number = group.stat().st_ino
         self._sandboxes.set(_GROUP.pack(number), _GROUP.pack(0))
         self._held[uid], self._heard[number], self._lost[number] = number, heard, 0
-        self._listen()
+        self._hooks.listen()
 
     def end(self, uid: str) -> None:
         """The sandbox is over, all that it did is told; one that has none is fine."""
@@ -90,7 +77,7 @@ class Execs:
         if number is None:
             return
         assert self._sandboxes is not None
-        self._events.consume()
+        self._hooks.consume()
         self._count(number)
         self._sandboxes.delete(_GROUP.pack(number))
         del self._heard[number], self._lost[number]
@@ -99,20 +86,7 @@ class Execs:
         """The program goes."""
         for uid in list(self._held):
             self.end(uid)
-        if self._ring is not None:
-            asyncio.get_running_loop().remove_reader(self._ring)
-            self._events.close()
-            self._ring = None
-        if self._programs is not None:
-            self._programs.close()
-            self._programs = None
-
-    def _listen(self) -> None:
-        if self._ring is None:
-            assert self._programs is not None
-            self._events = self._programs.ring(self._programs.map("events"), self._take)
-            self._ring = self._events.fd
-            asyncio.get_running_loop().add_reader(self._ring, self._events.consume)
+        self._hooks.close()
 
     def _take(self, raw: bytes) -> None:
         group, pid, user, size, _, name, arguments = _EVENT.unpack(raw[: _EVENT.size])

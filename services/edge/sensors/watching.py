@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -77,24 +78,29 @@ class Sensors:
         return MECHANISM
 
     def prepare(
-        self, uid: str, project: str, *, folder: Path, group: Path | None, stage: str = ""
-    ) -> None:
+        self, uid: str, project: str, *, folder: Path, group: Path | None, stage: str = "",
+        decoy: socket.socket | None = None,
+    ) -> None:  # fmt: skip
         """What is watched of a sandbox that may have no root yet: its decoy, and what is
-        executed in its control group. ``folder`` is its own on this node. Again is fine,
-        and ends what was watched."""
+        executed in its control group. ``folder`` is its own on this node, ``decoy`` a socket
+        that listens there. Again is fine, and ends what was watched."""
         try:
             self.probe()
         except DsecError as err:
             log.debug("nothing is watched: %s", err.message)
+            if decoy is not None:
+                decoy.close()
             return
         self.end(uid)
         held = self._held[uid] = _Sandbox(uid, project, stage)
         with contextlib.suppress(DsecError, OSError):  # the probe says why not
             if group is not None:
                 self._execs.begin(uid, group, lambda one: self._executed(held, one))
-        decoy = folder / decoys.FOLDER
-        if decoy.is_dir():
-            held.listener = decoys.Listener(decoy, lambda pid, user: self._called(held, pid, user))
+        made = folder / decoys.FOLDER
+        if made.is_dir():
+            held.listener = decoys.Listener(
+                made, lambda pid, user: self._called(held, pid, user), decoy
+            )
 
     async def begin(
         self, uid: str, *, pid: int, what: Iterable[Watched], anew: bool = False

@@ -18,13 +18,19 @@ from services.edge.drivers.container import ContainerDriver
 from shared.errors import InvalidRequest, QuotaExceeded, Unsupported
 from tests.conformance.harness import new_uid, run, until
 from tests.integration.container.harness import ContainerHarness
+from tests.integration.container.limited import (
+    FILL,
+    MIB,
+    chunks,
+    fill,
+    fill_with_files,
+    free_bytes,
+)  # fmt: skip
 from tests.integration.container.test_capturing import captured_layer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.docker]
 
-MIB = 1 << 20
 DISK_MB, INODES = 32, 1000
-FILL = "cat /dev/zero > /fill; echo $?; stat -c %s /fill"
 NO_LAYER = Layer("0" * 64, "/nowhere/meta")
 
 
@@ -47,25 +53,13 @@ def bound(harness: ContainerHarness, handle: Handle) -> bool:
 
 
 
-
-async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
-
-
 async def test_a_sandbox_that_fills_its_disk_is_alone_with_it(
     harness: ContainerHarness, limited: Handle, sandbox: Handle
 ) -> None:
     """(T03) It has what it was promised, not more; others write and start."""
     driver = harness.driver
-    ran = await run(driver, limited, FILL)
-    code, size = ran.stdout.split()
-    assert b"No space left" in ran.stderr and code != b"0"
-    assert DISK_MB * MIB * 0.97 <= int(size) <= DISK_MB * MIB * 1.03
+    await fill(driver, limited, DISK_MB, most=1.03)
     assert image(harness, limited).stat().st_blocks * 512 <= DISK_MB * MIB * 1.2
-    (counted,) = await driver.counters([limited])
-    assert counted.disk_full and counted.disk_bytes >= DISK_MB * MIB * 0.97
-    assert (await driver.usage(limited)).disk_bytes == counted.disk_bytes
 
     assert (await run(driver, sandbox, "head -c 50000000 /dev/zero > /more")).outcome.exit_code == 0
     assert (await driver.usage(sandbox)).disk_bytes >= 50_000_000
@@ -80,11 +74,7 @@ async def test_a_sandbox_that_fills_its_disk_is_alone_with_it(
 
 async def test_files_are_limited_too(harness: ContainerHarness, limited: Handle) -> None:
     """(T03)"""
-    script = "mkdir /d; i=0; while touch /d/$i; do i=$((i+1)); done; echo $i"
-    ran = await run(harness.driver, limited, script)
-    assert b"No space left" in ran.stderr
-    assert INODES * 0.95 <= int(ran.stdout) <= INODES * 1.05
-    assert (await harness.driver.counters([limited]))[0].disk_full
+    await fill_with_files(harness.driver, limited, INODES * 0.95, INODES * 1.05)
 
 
 async def test_a_full_disk_is_an_error_by_path_and_limit(
@@ -153,9 +143,7 @@ async def test_it_pauses_is_captured_and_branched(
     for handle in (branch, restored):
         assert (await run(driver, handle, look)).stdout == digest + b"common\n"
         # what was captured lies below: the branch has its whole disk for itself
-        free = await run(driver, handle, "stat -f -c '%a %S' /")
-        blocks, unit = map(int, free.stdout.split())
-        assert blocks * unit >= DISK_MB * MIB * 0.95
+        assert await free_bytes(driver, handle) >= DISK_MB * MIB * 0.95
     for handle in (branch, restored):
         await driver.stop(handle)
     assert (await run(driver, limited, "cat /common")).stdout == b"common\n"

@@ -4,6 +4,7 @@ however short they live; what there was no room for is counted."""
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -77,3 +78,25 @@ async def test_what_there_was_no_room_for_is_counted(
     execs.end("u1")
     lost = sum(one.lost for one in told)
     assert lost and sum(not one.lost for one in told) + lost == MANY
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_closing_leaves_nothing_open(tmp_path: Path, group: Path) -> None:
+    made = Execs(GUEST_BUILD / "bpf" / "execs.o", [NAME])
+    (tmp_path / NAME).write_text("#!/bin/sh\n")
+    (tmp_path / NAME).chmod(0o755)
+    counted = []
+    for _ in range(3):
+        told: list[Exec] = []
+        try:
+            made.begin("u1", group, told.append)
+        except DsecError as err:
+            pytest.skip(err.message)
+        await asyncio.to_thread(run, tmp_path, f"./{NAME} a", group)
+        await until(lambda told=told: told != [])  # type: ignore[misc]
+        made.close()
+        counted.append(open_files())
+    assert counted == [counted[0]] * 3

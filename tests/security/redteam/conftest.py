@@ -27,6 +27,7 @@ class Field:
         self.harness, self.world = harness, world
         self.driver = harness.driver
         self.told: list[Violation] = []
+        self.made: list[Handle] = []
         self.driver.report_to(self.told.append)
 
     def spec(
@@ -39,7 +40,23 @@ class Field:
     async def start(
         self, policy: dict[str, object] | None = None, rules: dict[str, bool] | None = None
     ) -> Handle:
-        return await self.driver.start(self.spec(policy, rules))
+        return await self.begin(self.spec(policy, rules))
+
+    async def begin(self, spec: StartSpec) -> Handle:
+        """A sandbox that is stopped at the end of the test."""
+        self.made.append(await self.driver.start(spec))
+        return self.made[-1]
+
+    def edge_dies(self, handle: Handle) -> None:
+        """What the kernel does to one sandbox then."""
+        self.driver._enforcing.end(handle.uid)
+
+    async def edge_returns(self, handle: Handle, spec: StartSpec) -> Handle:
+        """The sandbox as the next edge finds it."""
+        self.driver._live.pop(handle.uid).agent.close()
+        found = await self.driver.recover(handle, spec)
+        assert found is not None
+        return found
 
     async def sh(self, handle: Handle, text: str, stdin: bytes = b"") -> str:
         """What a command says, without its last line end."""
@@ -95,10 +112,8 @@ async def field(tmp_path_factory: object) -> AsyncIterator[Field]:
             yield Field(harness, world)
 
 
-@pytest_asyncio.fixture(loop_scope="package")
-async def sandboxes(field: Field) -> AsyncIterator[list[Handle]]:
-    """Stopped at the end of the test."""
-    made: list[Handle] = []
-    yield made
-    for handle in made:
-        await field.driver.stop(handle)
+@pytest_asyncio.fixture(autouse=True, loop_scope="package")
+async def _stopped(field: Field) -> AsyncIterator[None]:
+    yield
+    while field.made:
+        await field.driver.stop(field.made.pop())

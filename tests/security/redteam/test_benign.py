@@ -146,15 +146,12 @@ SCRIPTS = {
 """What is told of each line of a script, which whoever calls it does not say."""
 
 
-async def test_ways_around_are_found_in_scripts(
-    field: Field, tools: dict[str, Any], sandboxes: list[Handle]
-) -> None:
+async def test_ways_around_are_found_in_scripts(field: Field, tools: dict[str, Any]) -> None:
     """By what is executed, however short it lives, and without what may be secret."""
     report = (await field.driver.probe()).features["sensors_execs"]
     if not report.supported:
         pytest.skip(report.reason)
-    handle = await field.driver.start(field.spec(PLACES["free"], uid=new_uid(), **tools))
-    sandboxes.append(handle)
+    handle = await field.begin(field.spec(PLACES["free"], uid=new_uid(), **tools))
     script = "\n".join(SCRIPTS.values())
     made = f"git init -q /root/s; cat >/root/look <<'E'\n{script}\nE"
     await run(field.driver, handle, made, timeout_s=60)

@@ -8,7 +8,7 @@ import pytest
 
 from services.edge.agent import wire
 from services.edge.agent.wire import Tag
-from services.edge.drivers.base import Feature, Handle
+from services.edge.drivers.base import Feature
 from services.edge.policy.plan import EGRESS, MOUNTS, RLIMITS, SECCOMP, SENSORS, SIGNALS
 from shared.errors import InvalidRequest, PolicyDenied, Unsupported
 from shared.policies.model import DENIABLE
@@ -30,9 +30,8 @@ FILES = {
 }  # fmt: skip
 
 
-async def test_every_denied_call_fails_and_is_told(field: Field, sandboxes: list[Handle]) -> None:
+async def test_every_denied_call_fails_and_is_told(field: Field) -> None:
     handle = await field.start({"processes": {"deny": list(DENIABLE)}})
-    sandboxes.append(handle)
     for attempts in CALLS.values():
         for what in attempts:
             assert await field.attempt(handle, what, "198.51.100.20") == "EPERM", what
@@ -45,11 +44,8 @@ async def test_every_denied_call_fails_and_is_told(field: Field, sandboxes: list
     assert {v.actor["comm"] for v in field.of(handle)} == {"attempt"}
 
 
-async def test_what_is_not_denied_works_and_tells_nothing(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_what_is_not_denied_works_and_tells_nothing(field: Field) -> None:
     handle = await field.start({"preset": "locked", "processes": {"deny": ["ioctl:0x1234"]}})
-    sandboxes.append(handle)
     assert await field.attempt(handle, "ioctl-plain") == "ENOTTY"
     assert await field.attempt(handle, "fork") == "ok"
     out = await field.sh(
@@ -69,12 +65,11 @@ async def test_a_node_names_what_enforces_each_part(field: Field) -> None:
         assert found[name].supported and found[name].reason, name
 
 
-async def test_signals_stay_in_the_sandbox(field: Field, sandboxes: list[Handle]) -> None:
+async def test_signals_stay_in_the_sandbox(field: Field) -> None:
     """(S12) Every number there is, and all at once, as root."""
     other = await field.start()
     denied = {"processes": {"deny": ["signals"]}, "require": ["processes.signals"]}
     handle = await field.start(denied)
-    sandboxes += [other, handle]
     assert handle.enforcement["processes.signals"].startswith("PID namespace")
     await field.sh(other, "sleep 1000 >/dev/null 2>&1 & echo $! >/tmp/pid")
     shot = "i=2; while [ $i -lt 5000 ]; do [ $i = $$ ] || kill -9 $i 2>/dev/null; i=$((i+1)); done"
@@ -83,21 +78,15 @@ async def test_signals_stay_in_the_sandbox(field: Field, sandboxes: list[Handle]
     assert await field.sh(other, "kill -0 $(cat /tmp/pid) && echo lives") == "lives"
 
 
-async def test_each_denied_call_is_counted_once_in_a_flood(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_each_denied_call_is_counted_once_in_a_flood(field: Field) -> None:
     handle = await field.start({"processes": {"deny": ["ptrace"]}})
-    sandboxes.append(handle)
     assert await field.attempt(handle, "calls", "", "500") == "ok"
     told = await field.when_told(handle, "seccomp", 500)
     assert sum(v.count for v in told) == 500
 
 
-async def test_read_only_trees_hold_against_every_way_around(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_read_only_trees_hold_against_every_way_around(field: Field) -> None:
     handle = await field.start({"files": FILES})
-    sandboxes.append(handle)
     ways = (
         "echo x >/bin/sh", "rm /bin/sh", "mv /bin /bin2", "cp /etc/group /bin/new",
         "truncate -s 0 /bin/busybox", "ln -sf /tmp/x /bin/sh", "mount -o remount,rw /bin",
@@ -111,20 +100,14 @@ async def test_read_only_trees_hold_against_every_way_around(
     assert kept.splitlines() == ["the test", "works"]
 
 
-async def test_a_root_that_is_read_only_leaves_no_tree_below_it_writable(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_root_that_is_read_only_leaves_no_tree_below_it_writable(field: Field) -> None:
     handle = await field.start({"files": {"read_only": ["/opt/tests", "/"]}})
-    sandboxes.append(handle)
     for way in ("echo x >/opt/new", "rm -r /opt/answers", "echo x >/opt/tests/new", "echo x >/new"):
         assert await field.sh(handle, f"({way}) 2>/dev/null || echo refused") == "refused", way
 
 
-async def test_a_protected_file_stays_and_can_be_run(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_protected_file_stays_and_can_be_run(field: Field) -> None:
     handle = await field.start({"files": FILES})
-    sandboxes.append(handle)
     ways = (
         "echo x >/opt/grader", "rm /opt/grader", "mv /opt/grader /opt/g", "chmod 0 /opt/grader",
         "cp /etc/group /opt/x && mv /opt/x /opt/grader", "mv /opt /opt2",
@@ -136,9 +119,8 @@ async def test_a_protected_file_stays_and_can_be_run(
     )
 
 
-async def test_what_is_hidden_is_found_by_no_name(field: Field, sandboxes: list[Handle]) -> None:
+async def test_what_is_hidden_is_found_by_no_name(field: Field) -> None:
     handle = await field.start({"files": FILES})
-    sandboxes.append(handle)
     out = await field.sh(
         handle,
         "ls -A /opt/answers; cat /opt/answers/answer.txt; umount /opt/answers; "
@@ -149,7 +131,7 @@ async def test_what_is_hidden_is_found_by_no_name(field: Field, sandboxes: list[
     assert "0" in out.splitlines()
 
 
-async def test_a_link_at_the_top_cannot_be_swapped(field: Field, sandboxes: list[Handle]) -> None:
+async def test_a_link_at_the_top_cannot_be_swapped(field: Field) -> None:
     """Merged systems have /bin as a link: who replaces it has replaced every program."""
     tree = field.harness.settings.state_dir / "linked"
     (tree / "usr/bin").mkdir(parents=True)
@@ -158,25 +140,22 @@ async def test_a_link_at_the_top_cannot_be_swapped(field: Field, sandboxes: list
 
     layers = [*field.harness.spec(uid="x").layers, pack(tree, "linked")]
     spec = field.spec({"files": {"read_only": ["/lnk"]}}, layers=layers)
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
+    handle = await field.begin(spec)
     for way in ("rm /lnk", "mv /lnk /l2", "touch /lnk/x", "touch /new", "mv /usr /u2"):
         assert await field.sh(handle, f"({way}) 2>/dev/null || echo refused") == "refused", way
     assert await field.sh(handle, "touch /tmp/x /root/y /opt/z && echo fine") == "fine"
 
 
-async def test_a_program_that_may_not_run_does_not(field: Field, sandboxes: list[Handle]) -> None:
+async def test_a_program_that_may_not_run_does_not(field: Field) -> None:
     handle = await field.start({"processes": {"deny": ["exec:/opt/grader"]}})
-    sandboxes.append(handle)
     assert "graded" not in await field.sh(handle, "/opt/grader")
     assert "echo graded" in await field.sh(handle, "cat /opt/grader; /bin/true")
     assert "processes.exec" in handle.enforcement
 
 
-async def test_limits_of_processes_hold(field: Field, sandboxes: list[Handle]) -> None:
+async def test_limits_of_processes_hold(field: Field) -> None:
     limits = {"open_files": 32, "file_mb": 1, "output_bytes": 1024, "pids": 32}
     handle = await field.start({"resources": limits})
-    sandboxes.append(handle)
     assert await field.sh(handle, "ulimit -n; ulimit -Hn") == "32\n32"
     out = await field.sh(handle, "dd if=/dev/zero of=/tmp/f bs=1k count=2000; stat -c %s /tmp/f")
     assert out.splitlines()[0] == str(1 << 20)
@@ -205,23 +184,17 @@ async def test_what_no_mechanism_enforces_is_refused_before_a_start(
     assert field.harness.leftovers() == before
 
 
-async def test_files_of_a_running_sandbox_stay_as_they_were(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_files_of_a_running_sandbox_stay_as_they_were(field: Field) -> None:
     spec = field.spec({"files": FILES})
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
+    handle = await field.begin(spec)
     with pytest.raises(Unsupported) as caught:
         await field.driver.set_policy(handle, field.spec({}, uid=spec.uid))
     assert caught.value.field == "policy.files"
 
 
-async def test_calls_are_denied_to_commands_after_a_change(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_calls_are_denied_to_commands_after_a_change(field: Field) -> None:
     spec = field.spec({})
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
+    handle = await field.begin(spec)
     assert await field.attempt(handle, "traceme") == "ok"
     stricter = field.spec({"processes": {"deny": ["ptrace"]}}, uid=spec.uid)
     handle = await field.driver.set_policy(handle, stricter)
@@ -231,12 +204,11 @@ async def test_calls_are_denied_to_commands_after_a_change(
     assert await field.attempt(handle, "traceme") == "ok"
 
 
-async def test_a_session_takes_another_policy(field: Field, sandboxes: list[Handle]) -> None:
+async def test_a_session_takes_another_policy(field: Field) -> None:
     """Its shell kept the filter that it began with; the next command gets another shell, and
     only where denied calls changed."""
     spec = field.spec({})
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
+    handle = await field.begin(spec)
 
     async def attempt(text: str = "/attempt traceme; sleep 0.2") -> tuple[str, bool]:
         ran = await run(field.driver, handle, text, session="s", timeout_s=HANG_S)
@@ -257,12 +229,9 @@ async def test_a_session_takes_another_policy(field: Field, sandboxes: list[Hand
     assert await attempt() == ("ok", True)
 
 
-async def test_exploits_meant_for_another_machine_meet_a_wall_and_are_found(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_exploits_meant_for_another_machine_meet_a_wall_and_are_found(field: Field) -> None:
     """Commands of an exploit that ran in the agent's own container instead of its target."""
     handle = await field.start({"preset": "locked"})
-    sandboxes.append(handle)
     for attempts in CALLS.values():
         for what in attempts:
             assert await field.attempt(handle, what, "198.51.100.20") == "EPERM", what
@@ -283,13 +252,10 @@ async def test_exploits_meant_for_another_machine_meet_a_wall_and_are_found(
     assert findings.keys() == {"privilege_attempt", "extent_swap_ioctl"}
 
 
-async def test_a_profile_that_the_kernel_does_not_apply_runs_nothing(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_profile_that_the_kernel_does_not_apply_runs_nothing(field: Field) -> None:
     """An engine that is told a profile on a kernel without it says yes; a command is run by
     the agent, and the agent asks the kernel."""
     handle = await field.start()
-    sandboxes.append(handle)
     agent = field.driver._live[handle.uid].agent
     await agent.policy(wire.field(Tag.PROFILE, "dsec-missing"), None)
     with pytest.raises(PolicyDenied, match="AppArmor"):

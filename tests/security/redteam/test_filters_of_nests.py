@@ -21,11 +21,8 @@ def listeners(field: Field, handle: Handle) -> set[int]:
     return set(asking._listeners) if asking is not None else set()
 
 
-async def test_commands_one_after_the_other_share_a_listener(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_commands_one_after_the_other_share_a_listener(field: Field) -> None:
     handle = await field.start(DENIES)
-    sandboxes.append(handle)
     assert await field.attempt(handle, "traceme") == "EPERM"
     await field.when_told(handle, "seccomp")
     before = listeners(field, handle)
@@ -35,34 +32,25 @@ async def test_commands_one_after_the_other_share_a_listener(
     assert before and before <= listeners(field, handle)
 
 
-async def test_more_commands_at_once_than_nests_are_all_filtered_and_told(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_more_commands_at_once_than_nests_are_all_filtered_and_told(field: Field) -> None:
     handle = await field.start(DENIES)
-    sandboxes.append(handle)
     said = await asyncio.gather(*(field.attempt(handle, "traceme") for _ in range(MORE_THAN_NESTS)))
     assert said == ["EPERM"] * MORE_THAN_NESTS
     told = await field.when_told(handle, "seccomp", MORE_THAN_NESTS)
     assert sum(v.count for v in told) == MORE_THAN_NESTS
 
 
-async def test_commands_are_filtered_after_everything_was_killed(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_commands_are_filtered_after_everything_was_killed(field: Field) -> None:
     handle = await field.start(DENIES)
-    sandboxes.append(handle)
     for n in range(1, 6):
         await run(field.driver, handle, "kill -9 -1; exit 0", timeout_s=HANG_S)
         assert await field.attempt(handle, "traceme") == "EPERM"
         await field.when_told(handle, "seccomp", n)
 
 
-async def test_what_stays_behind_keeps_its_filter_under_another_policy(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_what_stays_behind_keeps_its_filter_under_another_policy(field: Field) -> None:
     spec = field.spec(DENIES)
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
+    handle = await field.begin(spec)
     await field.sh(
         handle,
         "(until [ -e /tmp/go ]; do sleep 0.02; done; /attempt traceme >/tmp/said; >/tmp/done) "
@@ -77,12 +65,9 @@ async def test_what_stays_behind_keeps_its_filter_under_another_policy(
     assert sum(v.count for v in await field.when_told(handle, "seccomp")) == 1
 
 
-async def test_a_change_reaches_all_commands_after_it_while_others_run(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_change_reaches_all_commands_after_it_while_others_run(field: Field) -> None:
     spec = field.spec({})
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
+    handle = await field.begin(spec)
     stricter = field.spec(DENIES, uid=spec.uid)
 
     async def said(count: int) -> list[str]:
@@ -99,25 +84,20 @@ async def test_a_change_reaches_all_commands_after_it_while_others_run(
         await asyncio.gather(*running)
 
 
-async def test_an_edge_that_comes_back_is_told(field: Field, sandboxes: list[Handle]) -> None:
+async def test_an_edge_that_comes_back_is_told(field: Field) -> None:
     spec = field.spec(DENIES)
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
+    handle = await field.begin(spec)
     assert await field.attempt(handle, "traceme") == "EPERM"
     await field.when_told(handle, "seccomp")
-    field.driver._enforcing.end(handle.uid)  # what the kernel does when an edge dies
+    field.edge_dies(handle)
     assert await field.attempt(handle, "traceme") != "ok"
-    field.driver._live.pop(handle.uid).agent.close()
-    handle = await field.driver.recover(handle, spec)  # type: ignore[assignment]
+    handle = await field.edge_returns(handle, spec)
     assert await field.attempt(handle, "traceme") == "EPERM"
     assert sum(v.count for v in await field.when_told(handle, "seccomp", 2)) == 2
 
 
-async def test_a_terminal_is_its_commands_where_taking_one_is_denied(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_terminal_is_its_commands_where_taking_one_is_denied(field: Field) -> None:
     handle = await field.start({"processes": {"deny": ["ioctl:0x540e"]}})
-    sandboxes.append(handle)
     ran = await run(
         field.driver, handle, "echo hello >/dev/tty", pty=Resize(24, 80), timeout_s=HANG_S
     )

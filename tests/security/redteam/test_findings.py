@@ -35,9 +35,8 @@ def found(field: Field, handle: Handle) -> dict[str, Finding]:
     return {f.rule: f for f in ENGINE.fold(ENGINE.take(events), {})}
 
 
-async def test_a_scan_is_found_with_its_count(field: Field, sandboxes: list[Handle]) -> None:
+async def test_a_scan_is_found_with_its_count(field: Field) -> None:
     handle = await field.start(rules={f"{GOOD}:8080": True})
-    sandboxes.append(handle)
     assert await field.attempt(handle, "scan", BAD, "3000") == "3000 ok"
     await field.when_told(handle, "bpf_net", 3000)
     await until(lambda: "port_scan" in found(field, handle))
@@ -50,11 +49,8 @@ async def test_a_scan_is_found_with_its_count(field: Field, sandboxes: list[Hand
     assert 32 <= scan.count <= 3000
 
 
-async def test_an_extent_swap_and_calls_out_of_the_sandbox_are_found(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_an_extent_swap_and_calls_out_of_the_sandbox_are_found(field: Field) -> None:
     handle = await field.start({"processes": {"deny": list(DENIABLE)}})
-    sandboxes.append(handle)
     for what in ("swapext-high", "ptrace", "io_uring", "packet", "vsock"):
         assert await field.attempt(handle, what, BAD) == "EPERM", what
     await field.when_told(handle, "seccomp", 5)
@@ -64,11 +60,8 @@ async def test_an_extent_swap_and_calls_out_of_the_sandbox_are_found(
     assert "attempt tried ioctl XFS_IOC_SWAPEXT" in findings["extent_swap_ioctl"].explanation
 
 
-async def test_names_of_module_proxies_are_found_though_none_resolves(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_names_of_module_proxies_are_found_though_none_resolves(field: Field) -> None:
     handle = await field.start(rules={"good.test": True})
-    sandboxes.append(handle)
     for name in ("proxy.golang.test", "pypi.test", "pypi.test"):
         await field.sh(handle, f"nslookup {name} >/dev/null 2>&1")
     await field.when_told(handle, "dns", 3)
@@ -77,10 +70,9 @@ async def test_names_of_module_proxies_are_found_though_none_resolves(
     assert "proxy.golang.test" in findings["source_proxy_detour"].explanation
 
 
-async def test_a_policy_that_is_gone_is_found(field: Field, sandboxes: list[Handle]) -> None:
+async def test_a_policy_that_is_gone_is_found(field: Field) -> None:
     handle = await field.start(rules={f"{GOOD}:8080": True})
-    sandboxes.append(handle)
-    egress = field.driver._enforcing._egress
+    egress = field.driver._enforcing.egress
     held = egress._held[handle.uid]
     egress._kernel.drop_policy(held.gate.cookie)  # type: ignore[union-attr]
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "EPERM"
@@ -88,13 +80,10 @@ async def test_a_policy_that_is_gone_is_found(field: Field, sandboxes: list[Hand
     assert found(field, handle)["policy_not_in_force"].severity == "critical"
 
 
-async def test_ordinary_work_under_a_policy_finds_nothing(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_ordinary_work_under_a_policy_finds_nothing(field: Field) -> None:
     handle = await field.start(
         {"preset": "locked", "network": {f"{GOOD}:8080": True, "good.test": True}}
     )
-    sandboxes.append(handle)
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "ok"
     await field.sh(
         handle,

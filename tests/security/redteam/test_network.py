@@ -41,12 +41,9 @@ def echoed(data: bytes) -> bytes:
     return data + b"\nend\n"
 
 
-async def test_without_rules_nothing_leaves_not_even_a_name(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_without_rules_nothing_leaves_not_even_a_name(field: Field) -> None:
     """(N01, N04, N10)"""
     handle = await field.start()
-    sandboxes.append(handle)
     field.world.asked.clear()
     field.world.reached.clear()
     for what in ("tcp", "mapped", "udp", "udp-connect", "fast-open", "icmp"):
@@ -57,12 +54,9 @@ async def test_without_rules_nothing_leaves_not_even_a_name(
     assert await field.sh(handle, "echo the agent answers") == "the agent answers"
 
 
-async def test_an_allowed_address_is_reached_and_others_by_no_call(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_an_allowed_address_is_reached_and_others_by_no_call(field: Field) -> None:
     """(N01)"""
     handle = await field.start(rules={f"{GOOD}:8080": True})
-    sandboxes.append(handle)
     field.world.reached.clear()
     assert (await say(field, handle, GOOD, 8080, b"hi")).endswith(b"hi\nend\n")
     assert await field.attempt(handle, "mapped", GOOD, "8080") == "ok"
@@ -80,20 +74,16 @@ async def test_an_allowed_address_is_reached_and_others_by_no_call(
     assert {v.rule for v in told} == {"network.default"}
 
 
-async def test_ipv6_is_ruled_as_ipv4_is(field: Field, sandboxes: list[Handle]) -> None:
+async def test_ipv6_is_ruled_as_ipv4_is(field: Field) -> None:
     """(N01)"""
     handle = await field.start(rules={"[2001:db8::10]:8080": True})
-    sandboxes.append(handle)
     assert (await say(field, handle, "2001:db8::10", 8080, b"six")).endswith(b"six\nend\n")
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "EPERM"
 
 
-async def test_the_node_its_neighbours_and_other_sandboxes_are_never_reached(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_the_node_its_neighbours_and_other_sandboxes_are_never_reached(field: Field) -> None:
     other = await field.start(rules={"*": True})
     handle = await field.start(rules={"*": True, "198.51.100.0/24": True, "10.9.0.0/24": True})
-    sandboxes += [other, handle]
     assert (await say(field, handle, "10.9.0.10", 8080, b"x")).endswith(b"end\n")
     assert await field.attempt(other, "tcp", "10.9.0.10", "8080") == "EPERM"  # private: unnamed
     for address in ("169.254.169.254", "192.0.0.8", "224.0.0.1", "fe80::1", "ff02::1"):
@@ -104,12 +94,9 @@ async def test_the_node_its_neighbours_and_other_sandboxes_are_never_reached(
     assert await field.attempt(handle, "tcp", "127.0.0.1", "9") == "ECONNREFUSED"
 
 
-async def test_only_allowed_names_are_resolved_and_open_their_addresses(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_only_allowed_names_are_resolved_and_open_their_addresses(field: Field) -> None:
     """(N04, N05, N06)"""
     handle = await field.start(rules={"good.test": True, "*.good.test": True})
-    sandboxes.append(handle)
     field.world.asked.clear()
     assert await field.attempt(handle, "tcp", GOOD, "443") == "EPERM"  # before its name
     assert GOOD in await field.sh(handle, "nslookup good.test")
@@ -125,12 +112,9 @@ async def test_only_allowed_names_are_resolved_and_open_their_addresses(
         assert await field.attempt(handle, what, field.world.resolver, "53") == "EPERM"
 
 
-async def test_a_shared_address_is_reached_by_the_allowed_name_alone(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_shared_address_is_reached_by_the_allowed_name_alone(field: Field) -> None:
     """(N06)"""
     handle = await field.start(rules={"good.test": True})
-    sandboxes.append(handle)
     await field.sh(handle, "nslookup good.test")
     field.world.reached.clear()
     good = hello("good.test")
@@ -148,11 +132,8 @@ async def test_a_shared_address_is_reached_by_the_allowed_name_alone(
     assert "shared.test" in {v.destination.domain for v in told if v.destination}
 
 
-async def test_answers_into_the_inside_open_nothing(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_answers_into_the_inside_open_nothing(field: Field) -> None:
     handle = await field.start(rules={"*.good.test": True})
-    sandboxes.append(handle)
     out = await field.sh(handle, "nslookup rebind.good.test; nslookup own.good.test")
     assert "10.9.0.10" not in out and "198.51.100.1\n" not in out + "\n"
     assert await field.attempt(handle, "tcp", "10.9.0.10", "443") == "EPERM"
@@ -160,24 +141,18 @@ async def test_answers_into_the_inside_open_nothing(
     assert {"network.private", "network.never"} <= rules
 
 
-async def test_one_rule_is_enough_for_a_name_that_is_inside(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_one_rule_is_enough_for_a_name_that_is_inside(field: Field) -> None:
     """(N10)"""
     handle = await field.start(rules={"inner.test": True})
-    sandboxes.append(handle)
     await field.sh(handle, "nslookup inner.test")
     data = hello("inner.test")
     assert await say(field, handle, "10.9.0.10", 443, data) == echoed(data)
 
 
-async def test_an_answer_that_rotates_does_not_close_what_it_opened(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_an_answer_that_rotates_does_not_close_what_it_opened(field: Field) -> None:
     """(N06)"""
     field.world.rotating["slow.good.test"] = ["198.51.100.10", "198.51.100.11"]
     handle = await field.start(rules={"slow.good.test": True})
-    sandboxes.append(handle)
     for _ in range(4):
         await field.sh(handle, "nslookup slow.good.test")
     data = hello("slow.good.test")
@@ -185,11 +160,8 @@ async def test_an_answer_that_rotates_does_not_close_what_it_opened(
         assert await say(field, handle, address, 443, data) == echoed(data)
 
 
-async def test_a_mirror_service_is_reached_by_its_name(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_mirror_service_is_reached_by_its_name(field: Field) -> None:
     handle = await field.start(rules={"pypi": True, "npm": False})
-    sandboxes.append(handle)
     assert "198.51.100.12" in await field.sh(handle, "nslookup mirror.test")
     data = hello("mirror.test")
     assert await say(field, handle, "198.51.100.12", 443, data) == echoed(data)
@@ -198,12 +170,9 @@ async def test_a_mirror_service_is_reached_by_its_name(
 
 
 @pytest.mark.parametrize("size", [1024, 128 * 1024, 5 * 1024 * 1024])
-async def test_large_uploads_and_half_closes_pass_whole(
-    field: Field, sandboxes: list[Handle], size: int
-) -> None:
+async def test_large_uploads_and_half_closes_pass_whole(field: Field, size: int) -> None:
     """(N12)"""
     handle = await field.start(rules={"good.test": True})
-    sandboxes.append(handle)
     await field.sh(handle, "nslookup good.test")
     head = b"POST / HTTP/1.1\r\nHost: good.test\r\nContent-Length: %d\r\n\r\n" % size
     text = (
@@ -213,11 +182,8 @@ async def test_large_uploads_and_half_closes_pass_whole(
     assert int(await field.sh(handle, text)) == len(echoed(head)) + size
 
 
-async def test_a_flood_and_a_scan_are_counted_exactly_and_told_in_few(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_flood_and_a_scan_are_counted_exactly_and_told_in_few(field: Field) -> None:
     handle = await field.start(rules={f"{GOOD}:8080": True})
-    sandboxes.append(handle)
     assert await field.attempt(handle, "flood", BAD, "20000") == "20000 ok"
     await field.when_told(handle, "bpf_net", 20000)
     assert sum(v.count + v.lost for v in field.of(handle)) == 20000
@@ -232,14 +198,11 @@ async def test_a_flood_and_a_scan_are_counted_exactly_and_told_in_few(
     assert len(told) < 1000
 
 
-async def test_a_policy_that_is_gone_reaches_nothing_and_is_told(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_policy_that_is_gone_reaches_nothing_and_is_told(field: Field) -> None:
     """(N09)"""
     handle = await field.start(rules={f"{GOOD}:8080": True})
-    sandboxes.append(handle)
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "ok"
-    egress = field.driver._enforcing._egress
+    egress = field.driver._enforcing.egress
     held = egress._held[handle.uid]
     egress._kernel.drop_policy(held.gate.cookie)  # type: ignore[union-attr]
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "EPERM"
@@ -247,19 +210,16 @@ async def test_a_policy_that_is_gone_reaches_nothing_and_is_told(
     assert {v.rule for v in told} == {"network.missing policy"}
 
 
-async def test_other_rules_are_in_force_at_once_and_open_flows_are_reset(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_other_rules_are_in_force_at_once_and_open_flows_are_reset(field: Field) -> None:
     spec = field.spec(rules={f"{GOOD}:8080": True, "198.51.100.11:8080": True})
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
+    handle = await field.begin(spec)
     stay = asyncio.ensure_future(
         run(field.driver, handle, "sleep 600 | nc 198.51.100.11 8080")
     )
     cut = asyncio.ensure_future(
         run(field.driver, handle, f"sleep 600 | nc {GOOD} 8080; echo cut")
     )
-    gate = field.driver._enforcing._egress._held[handle.uid].gate
+    gate = field.driver._enforcing.egress._held[handle.uid].gate
     await until(lambda: len(gate._flows) == 2)
     narrower = field.spec(rules={"198.51.100.11:8080": True}, uid=spec.uid)
     handle = await field.driver.set_policy(handle, narrower)
@@ -276,40 +236,32 @@ async def test_other_rules_are_in_force_at_once_and_open_flows_are_reset(
     await asyncio.gather(stay, cut, return_exceptions=True)
 
 
-async def test_rules_hold_through_a_pause_and_a_new_edge(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_rules_hold_through_a_pause_and_a_new_edge(field: Field) -> None:
     """(N07)"""
     spec = field.spec(rules={f"{GOOD}:8080": True})
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
+    handle = await field.begin(spec)
     await field.driver.pause(handle)
     await field.driver.resume(handle)
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "ok"
     assert await field.attempt(handle, "tcp", BAD, "8080") == "EPERM"
-    field.driver._enforcing.end(handle.uid)  # what the kernel does when an edge dies
+    field.edge_dies(handle)
     assert await field.attempt(handle, "tcp", GOOD, "8080") != "ok"
-    field.driver._live.pop(handle.uid).agent.close()
-    handle = await field.driver.recover(handle, spec)  # type: ignore[assignment]
+    handle = await field.edge_returns(handle, spec)
     assert await field.attempt(handle, "tcp", GOOD, "8080") == "ok"
     assert await field.attempt(handle, "tcp", BAD, "8080") == "EPERM"
 
 
-async def test_who_takes_the_gates_place_while_no_edge_runs_reaches_nothing(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_who_takes_the_gates_place_while_no_edge_runs_reaches_nothing(field: Field) -> None:
     """(N07)"""
     spec = field.spec(rules={f"{GOOD}:8080": True})
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
-    field.driver._enforcing.end(handle.uid)
+    handle = await field.begin(spec)
+    field.edge_dies(handle)
     await field.sh(
         handle,
         "nc -l -p 53 >/dev/null 2>&1 & echo $! >/tmp/pid; "
         "until grep -q ':0035 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.02; done",
     )
-    field.driver._live.pop(handle.uid).agent.close()
-    handle = await field.driver.recover(handle, spec)  # type: ignore[assignment]
+    handle = await field.edge_returns(handle, spec)
     assert await field.attempt(handle, "tcp", GOOD, "8080") != "ok"
     assert [v.rule for v in await field.when_told(handle, "policy")] == ["network.gate"]
     await field.sh(

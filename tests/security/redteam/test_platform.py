@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pytest
 
-from services.edge.drivers.base import Handle
 from shared.errors import InvalidRequest
 from tests.security.redteam.conftest import Field
 from tests.security.redteam.test_findings import found
@@ -16,11 +15,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.docker]
 HIDES = {"files": {"hidden": ["/opt/answers", "/proc/kpagecgroup"]}}
 
 
-async def test_a_search_through_what_is_hidden_is_found(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_search_through_what_is_hidden_is_found(field: Field) -> None:
     handle = await field.start(HIDES)
-    sandboxes.append(handle)
     assert await field.sh(handle, "ls /opt/answers; cd /opt && ls answers") == ""
     told = await field.when_told(handle, "observer", 2)
     assert {(v.rule, v.path, v.verdict) for v in told} == {
@@ -29,11 +25,8 @@ async def test_a_search_through_what_is_hidden_is_found(
     assert found(field, handle).keys() == {"answer_search"}
 
 
-async def test_files_that_look_like_the_platforms_are_told_when_they_are_read(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_files_that_look_like_the_platforms_are_told_when_they_are_read(field: Field) -> None:
     handle = await field.start({"preset": "research"})
-    sandboxes.append(handle)
     assert await field.sh(handle, "cat /run/dsec/result.json") == "{}"
     await field.when_told(handle, "observer")
     assert found(field, handle).keys() == {"answer_search"}
@@ -44,11 +37,8 @@ async def test_files_that_look_like_the_platforms_are_told_when_they_are_read(
     assert "/run/dsec/chronus.log" in findings["platform_log_read"].explanation
 
 
-async def test_a_forged_request_reaches_nobody_and_is_found(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_a_forged_request_reaches_nobody_and_is_found(field: Field) -> None:
     handle = await field.start({"preset": "locked"})
-    sandboxes.append(handle)
     assert await field.attempt(handle, "unix", "/run/dsec/aether.sock") == "ok"
     (told,) = await field.when_told(handle, "observer")
     assert (told.action, told.verdict, told.actor["uid"]) == ("connect", "denied", 0)
@@ -57,11 +47,8 @@ async def test_a_forged_request_reaches_nobody_and_is_found(
     assert findings["forged_request"].severity == "critical"
 
 
-async def test_callers_without_end_are_counted_and_cost_their_turn(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_callers_without_end_are_counted_and_cost_their_turn(field: Field) -> None:
     handle = await field.start({"preset": "locked"})
-    sandboxes.append(handle)
     await field.sh(
         handle, "for i in $(seq 40); do timeout 2 /attempt unix /run/dsec/aether.sock; done"
     )
@@ -69,11 +56,8 @@ async def test_callers_without_end_are_counted_and_cost_their_turn(
     assert sum(v.count for v in told) == 40
 
 
-async def test_kernel_memory_is_covered_and_a_look_at_it_is_found(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_kernel_memory_is_covered_and_a_look_at_it_is_found(field: Field) -> None:
     handle = await field.start({"preset": "locked"})
-    sandboxes.append(handle)
     assert await field.sh(handle, "cat /proc/kpagecgroup /proc/kpageflags | wc -c") == "0"
     await field.when_told(handle, "observer", 2)
     assert found(field, handle).keys() == {"kernel_memory_read"}
@@ -94,46 +78,33 @@ async def test_kernel_memory_is_covered_and_a_look_at_it_is_found(
         "rm /bin/sh",
     ],
 )
-async def test_a_program_that_is_overwritten_is_found(
-    field: Field, sandboxes: list[Handle], way: str
-) -> None:
+async def test_a_program_that_is_overwritten_is_found(field: Field, way: str) -> None:
     handle = await field.start({"preset": "research"})
-    sandboxes.append(handle)
     assert await field.sh(handle, f"({way}) 2>&1") == ""
     await field.when_told(handle, "observer")
     assert found(field, handle).keys() == {"system_binary_overwritten"}
 
 
-async def test_what_is_seen_is_told_of_the_sandbox_it_is_in(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_what_is_seen_is_told_of_the_sandbox_it_is_in(field: Field) -> None:
     quiet, loud = await field.start(HIDES), await field.start(HIDES)
-    sandboxes += [quiet, loud]
     await field.sh(loud, "ls /opt/answers >/dev/null; rm /usr/local/bin/pytest")
     await field.when_told(loud, "observer", 2)
     assert field.of(quiet) == []
 
 
-async def test_sensors_are_there_again_after_a_new_edge(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_sensors_are_there_again_after_a_new_edge(field: Field) -> None:
     spec = field.spec(HIDES)
-    handle = await field.driver.start(spec)
-    sandboxes.append(handle)
-    field.driver._enforcing.end(handle.uid)
-    field.driver._live.pop(handle.uid).agent.close()
-    handle = await field.driver.recover(handle, spec)  # type: ignore[assignment]
+    handle = await field.begin(spec)
+    field.edge_dies(handle)
+    handle = await field.edge_returns(handle, spec)
     await field.sh(handle, "ls /opt/answers")
     assert await field.attempt(handle, "unix", "/run/dsec/aether.sock") == "ok"
     await field.when_told(handle, "observer", 2)
     assert found(field, handle).keys() == {"answer_search", "forged_request"}
 
 
-async def test_without_a_policy_nothing_is_watched(
-    field: Field, sandboxes: list[Handle]
-) -> None:
+async def test_without_a_policy_nothing_is_watched(field: Field) -> None:
     handle = await field.start()
-    sandboxes.append(handle)
     assert await field.sh(handle, "test -e /run/dsec || echo none") == "none"
 
 
@@ -154,18 +125,16 @@ WATCHES = {"files": {"watched": ["/opt/tests", "/opt/grader"]}}
     ],
 )  # fmt: skip
 async def test_changes_of_what_is_watched_are_found(
-    field: Field, sandboxes: list[Handle], way: str, rules: set[str]
+    field: Field, way: str, rules: set[str]
 ) -> None:
     handle = await field.start(WATCHES)
-    sandboxes.append(handle)
     assert await field.sh(handle, f"({way}) 2>&1") == ""
     await field.when_told(handle, "observer")
     assert found(field, handle).keys() == rules
 
 
-async def test_a_run_of_watched_tests_tells_nothing(field: Field, sandboxes: list[Handle]) -> None:
+async def test_a_run_of_watched_tests_tells_nothing(field: Field) -> None:
     handle = await field.start(WATCHES)
-    sandboxes.append(handle)
     assert await field.sh(
         handle, "cat /opt/tests/test_it.py; /opt/grader; mkdir /opt/tests/__pycache__; "
         "echo x >/opt/tests/__pycache__/test_it.pyc; ls /opt/tests"
@@ -181,4 +150,3 @@ async def test_what_is_to_be_watched_must_be_there(field: Field) -> None:
     assert caught.value.field == "policy.files"
     optional = await field.start({"files": {"watched": ["/opt/tset?"]}})
     assert optional.enforcement["files.watched"] == "fanotify"
-    await field.driver.stop(optional)

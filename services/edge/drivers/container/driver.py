@@ -43,7 +43,7 @@ from services.edge.drivers.base import (
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.capturing import Capturing
 from services.edge.drivers.container.deaths import Deaths, Sandbox, why
-from services.edge.drivers.container.enforcing import Enforcing, target_of, together
+from services.edge.drivers.container.enforcing import Enforcing, together
 from services.edge.drivers.container.engine import Engine
 from services.edge.drivers.container.files import FilesOfAgent
 from services.edge.drivers.container.folders import disk_of
@@ -56,16 +56,13 @@ from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Root, Shells, WarmShell
+from services.edge.drivers.container.targets import target_of
 from services.edge.drivers.container.wanted import check, limits, room_of
 from services.edge.drivers.snapshotting import Captured
 from services.edge.policy import seccomp
 from services.edge.policy.plan import NO_INTERFACE, Plan
-from shared.errors import (
-    Conflict,
-    DsecError,
-    SandboxDied,
-    Unavailable,
-)  # fmt: skip
+from services.edge.sensors.decoys import Spare
+from shared.errors import Conflict, DsecError, SandboxDied, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +126,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         for folder in (s.sandboxes_dir, s.shells_dir):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         cgroups = await asyncio.to_thread(CgroupDriver.probe)
-        self._shells = Shells(s, self._engine, cgroups)
+        self._shells = Shells(s, self._engine, cgroups, self._enforcing.egress)
         self._pausing = Pausing(s, self._shells, cgroups)
         await self._pausing.open()
         self._reaper.open()
@@ -202,7 +199,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
             above = [self._capturing.folder(id) for id in spec.captures]
             attaching = self.shells.attach(
                 warm, Root(spec.layers, place.disk.upper, above), limits(spec),
-                lambda: [spec.hostname, *self._noted(folder, data, plan)], going,
+                lambda: [spec.hostname, *self._noted(folder, data, plan, warm.decoy)], going,
             )  # fmt: skip
             rooted = asyncio.ensure_future(attaching)
             target = target_of(spec, data, agent=warm.agent, groups=warm.groups)
@@ -219,10 +216,12 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         finally:
             place.disk.close()
 
-    def _noted(self, folder: Path, data: Mapping[str, Any], plan: Plan) -> list[str]:
+    def _noted(
+        self, folder: Path, data: Mapping[str, Any], plan: Plan, spare: Spare
+    ) -> list[str]:
         """What is laid over paths of a sandbox whose folder knows it now. Blocking."""
         folders.note(folder, data)
-        return self._enforcing.guards(folder.name, plan, self.shells.spare_decoy(data["name"]))
+        return self._enforcing.guards(folder.name, plan, spare)
 
     async def _make_shell(self) -> WarmShell:
         try:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from schemas.audit import Violation
 from schemas.secret import GivenSecret
@@ -24,11 +24,10 @@ from services.edge.agent import files, wire
 from services.edge.agent.asking import Asking, Denied, Room
 from services.edge.agent.client import AgentClient
 from services.edge.agent.wire import Tag
-from services.edge.cgroups import Groups
-from services.edge.drivers.base import TRUST_PATH, Feature, Secret, StartSpec
+from services.edge.drivers.base import TRUST_PATH, Feature, StartSpec
 from services.edge.drivers.container.confining import Confining, probed
-from services.edge.drivers.container.folders import disk_of
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.container.targets import Target
 from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
 from services.edge.egress.resolver import servers_of
@@ -68,30 +67,6 @@ class _Held:
     sent: bool = False  # whether the agent may have a policy
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A sandbox as this module needs it."""
-
-    uid: str
-    project: str
-    agent: AgentClient
-    container: str
-    pid: int
-    groups: Groups
-    secrets: Sequence[Secret] = ()
-    quota: bool = False  # its disk is a project, which is kept by what it may call
-
-
-def target_of(
-    spec: StartSpec, data: Mapping[str, Any], *, agent: AgentClient, groups: Groups
-) -> Target:
-    """``data`` is what its handle keeps."""
-    return Target(
-        spec.uid, spec.project, agent, str(data["container"]), int(data["pid"]), groups,
-        spec.secrets, "project" in disk_of(data),
-    )  # fmt: skip
-
-
 class Enforcing:
     """See the module."""
 
@@ -101,7 +76,7 @@ class Enforcing:
         self.tell: Tell = lambda found: log.info("denied: %s", found)
         self._repeats = Repeats()
         self._turn: asyncio.TimerHandle | None = None
-        self._egress = Egress(
+        self.egress = Egress(
             program=settings.egress, uplink=Path(settings.uplink) if settings.uplink else None,
             servers=servers_of(settings.resolvers),
             services={**PUBLIC, **parse_services(settings.services)},
@@ -109,6 +84,7 @@ class Enforcing:
             roots=Path(settings.roots) if settings.roots else None,
         )  # fmt: skip
         self._folders = settings.sandboxes_dir
+        self._decoys: dict[str, socket.socket | None] = {}  # until they are listened to
         self._execs = Execs(settings.execs, FORMS)
         self._sensors = Sensors(self._tell, self._execs)
         self._confining = Confining(settings.files, self._tell)
@@ -128,7 +104,7 @@ class Enforcing:
 
     def features(self) -> dict[str, Feature]:
         """What the probe found. Blocking."""
-        network = probed(self._egress.probe)
+        network = probed(self.egress.probe)
         return {
             "network_allow": network,
             "secrets": Feature(network.supported, network.reason),
@@ -155,13 +131,17 @@ class Enforcing:
         """What is to be done for a start. Raises ``PolicyDenied`` or ``InvalidRequest``."""
         made = compile_policy(spec.policy, features)
         if made.opens:
-            self._egress.check(spec.policy)
+            self.egress.check(spec.policy)
         return made
 
-    def guards(self, uid: str, plan: Plan, spare: Path) -> list[str]:
+    def guards(self, uid: str, plan: Plan, spare: decoys.Spare) -> list[str]:
         """What the attaching helper lays over paths; ``spare`` is a decoy that is to be its.
         Blocking."""
-        decoy = [f"d{decoys.take(spare, self._folders / uid)}"] if plan.watches else []
+        decoy = []
+        if plan.watches:
+            made, self._decoys[uid] = decoys.take(spare, self._folders / uid)
+            decoy = [f"d{made}"]
+        spare.close()
         return decoy + [
             (LETTERS[m.kind].upper() if m.optional else LETTERS[m.kind]) + m.path
             for m in plan.mounts
@@ -199,13 +179,15 @@ class Enforcing:
             await self._open_again(target, held)
         elif held.plan.opens:
             await self._open(target, held.plan.policy)
+        else:
+            self.egress.unprepare(target.container)
 
     def _protect(self, target: Target, plan: Plan) -> None:
         group = Path(target.groups.v2 or "")
         self._confining.protect(target.uid, plan, group=group, pid=target.pid)
 
     async def _trust(self, agent: AgentClient) -> None:
-        bundle = await asyncio.to_thread(self._egress.trust)
+        bundle = await asyncio.to_thread(self.egress.trust)
 
         async def chunks() -> AsyncIterator[bytes]:
             yield bundle
@@ -219,7 +201,7 @@ class Enforcing:
         held = self._held[target.uid]
         _check_change(held.plan, plan)
         if plan.opens:
-            self._egress.check(plan.policy)
+            self.egress.check(plan.policy)
         old = held.plan
         try:
             await self._replace(target, held, plan)
@@ -234,9 +216,9 @@ class Enforcing:
         self._look(target, plan)
         await self._watch(target, plan, anew=True)
         if not plan.opens:
-            self._egress.shut(target.uid)
-        elif self._egress.has(target.uid):
-            self._egress.change(target.uid, plan.policy)
+            self.egress.shut(target.uid)
+        elif self.egress.has(target.uid):
+            self.egress.change(target.uid, plan.policy)
         else:
             await self._open(target, plan.policy)
 
@@ -255,7 +237,7 @@ class Enforcing:
             self._sensors.prepare(
                 target.uid, target.project, folder=self._folders / target.uid,
                 group=Path(target.groups.v2) if target.groups.v2 else None,
-                stage=plan.policy.stage,
+                stage=plan.policy.stage, decoy=self._decoys.pop(target.uid, None),
             )  # fmt: skip
         else:
             self._sensors.end(target.uid)
@@ -267,7 +249,7 @@ class Enforcing:
 
     async def _open(self, target: Target, policy: Policy) -> None:
         group = Path(target.groups.v2 or "").parent
-        await self._egress.open(
+        await self.egress.open(
             target.uid, target.project, pid=target.pid, container=target.container,
             group=group, policy=policy, secrets=target.secrets,
             values=lambda: self.vault(target.project, target.uid),
@@ -344,7 +326,7 @@ class Enforcing:
 
     def traffic(self, uid: str) -> Traffic:
         """What a sandbox sent and received by its way out."""
-        return self._egress.traffic(uid)
+        return self.egress.traffic(uid)
 
     def limit_of(self, uid: str) -> int | None:
         """The budget of output that a policy sets, in bytes."""
@@ -354,7 +336,9 @@ class Enforcing:
     def end(self, uid: str) -> None:
         """The sandbox is over."""
         held = self._held.pop(uid, None)
-        self._egress.forget(uid)
+        if (decoy := self._decoys.pop(uid, None)) is not None:
+            decoy.close()
+        self.egress.forget(uid)
         self._sensors.end(uid)
         self._confining.end(uid)
         if held is not None and held.asking is not None:
@@ -364,7 +348,7 @@ class Enforcing:
         """The edge ends: no sandbox reaches out until it is back."""
         for uid in list(self._held):
             self.end(uid)
-        self._egress.close()
+        self.egress.close()
         self._sensors.close()
         self._confining.close()
         if self._turn is not None:

@@ -14,7 +14,8 @@ import msgspec
 
 from services.edge.drivers.base import BackendReport, ExecSpec, Feature, Handle, StartSpec
 from services.edge.drivers.container.deaths import Sandbox
-from services.edge.drivers.container.enforcing import Enforcing, Tell, target_of
+from services.edge.drivers.container.enforcing import Enforcing, Tell
+from services.edge.drivers.container.targets import target_of
 from services.edge.drivers.policing import Vault
 from services.edge.policy.plan import Plan
 

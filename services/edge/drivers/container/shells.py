@@ -24,6 +24,7 @@ from services.edge.cgroups import CgroupDriver, Groups, Limits, close_fds, remov
 from services.edge.drivers.base import Layer, Usage
 from services.edge.drivers.container.engine import SOCKET, Engine, Shell
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.egress.manager import Egress
 from services.edge.layers.mounts import LayerMounts, Upper, compose, lower_count
 from services.edge.sensors import decoys
 from shared.errors import InvalidRequest, Unavailable
@@ -36,11 +37,13 @@ a policy protects and that are not there."""
 
 @dataclass(slots=True)
 class WarmShell:
-    """A running shell with an open connection to its agent."""
+    """A running shell with an open connection to its agent, and the decoy that a sandbox
+    whose paths are watched would have."""
 
     shell: Shell
     groups: Groups
     agent: AgentClient
+    decoy: decoys.Spare
 
     @property
     def alive(self) -> bool:
@@ -59,9 +62,11 @@ class Root:
 class Shells:
     """Makes, attaches and ends shells of one node."""
 
-    def __init__(self, settings: ContainerSettings, engine: Engine, cgroups: CgroupDriver) -> None:
+    def __init__(
+        self, settings: ContainerSettings, engine: Engine, cgroups: CgroupDriver, egress: Egress
+    ) -> None:
         self._settings = settings
-        self._engine = engine
+        self._engine, self._egress = engine, egress
         self._cgroups = cgroups
         self._mounts = LayerMounts(idle_max=settings.idle_layers)
         self._threads = ThreadPoolExecutor(settings.kernel_threads, "kernel")
@@ -88,10 +93,6 @@ class Shells:
     def socket(self, name: str) -> Path:
         return self._settings.shells_dir / name / SOCKET
 
-    def spare_decoy(self, name: str) -> Path:
-        """Made with a shell: it is part of the sandbox's create no more."""
-        return self._settings.shells_dir / name / decoys.FOLDER
-
     async def make(self) -> WarmShell:
         """A new shell, ready: its agent answered with this shell's own name."""
         name = f"dsec-{self._settings.node}-{secrets.token_hex(8)}"
@@ -102,9 +103,13 @@ class Shells:
         try:
             shell = await self._engine.create_shell(name, folder)
             found = shell
-            await self.thread(lambda: decoys.make_spare(self.spare_decoy(name)))
             groups = await self.thread(lambda: self._cgroups.of_process(found.pid, name))
-            return WarmShell(shell, groups, await self._greet(name, groups))
+            agent = await self._greet(name, groups)
+            await self.thread(lambda: self._egress.prepare(found.pid, found.id))
+            decoy = await self.thread(
+                lambda: decoys.make_spare(folder / decoys.FOLDER), undo=decoys.Spare.close
+            )
+            return WarmShell(shell, groups, agent, decoy)
         except BaseException:
             await asyncio.shield(self._undo(name, shell, groups))
             raise
@@ -120,6 +125,8 @@ class Shells:
             close_fds(fds)
 
     async def _undo(self, name: str, shell: Shell | None, groups: Groups | None) -> None:
+        if shell is not None:
+            self._egress.unprepare(shell.id)
         with contextlib.suppress(Unavailable):
             if groups is not None:
                 await self.end(groups)
@@ -233,6 +240,7 @@ class Shells:
     async def drop(self, warm: WarmShell) -> None:
         """Ends a shell that no sandbox has."""
         warm.agent.close()
+        warm.decoy.close()
         await self._undo(warm.shell.name, warm.shell, warm.groups)
 
     def close(self) -> None:

@@ -12,8 +12,9 @@ from services.edge.agent.client import AgentClient
 from services.edge.cgroups import Groups
 from services.edge.drivers.base import Feature
 from services.edge.drivers.container import enforcing
-from services.edge.drivers.container.enforcing import Enforcing, Target
+from services.edge.drivers.container.enforcing import Enforcing
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.container.targets import Target
 from services.edge.policy.plan import compile_policy
 from shared import policies
 from shared.errors import Conflict
@@ -47,7 +48,7 @@ async def test_a_sandbox_that_took_the_gates_place_lives_on_without_a_way_out(
 ) -> None:
     made, told = Enforcing(ContainerSettings(node="n", state_dir=tmp_path)), list[Violation]()
     made.tell, taken = told.append, Taken()
-    monkeypatch.setattr(made, "_egress", taken)
+    monkeypatch.setattr(made, "egress", taken)
     monkeypatch.setattr(enforcing, "GATE_AGAIN_S", 0.0)
     groups = cast(Groups, type("G", (), {"v2": Path("/none/x")})())
     target = Target("u", "p", cast(AgentClient, None), "c", 1, groups)

@@ -207,7 +207,7 @@ class FullTrie:
 
 def test_a_full_map_is_changed_where_it_is_the_sandboxs() -> None:
     trie = FullTrie()
-    made = PolicyMap(cast(Map, trie), 1, {})
+    made = PolicyMap(cast(Map, trie), cast(Map, trie), 1, {})
     reach = of({})
     made.put([reach.opened(M, [(443, 443)])])
     before = dict(trie.held)
@@ -232,5 +232,5 @@ async def test_a_connection_that_cannot_be_taken_is_not_the_last(
         raise OSError(errno.EMFILE, "no descriptors")
 
     monkeypatch.setattr(loop, "sock_accept", refused)
-    await asyncio.wait_for(field.gate._accept(4, listener), 10)
+    await asyncio.wait_for(field.gate._accept(listener), 10)
     assert len(tries) == 3

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from services.edge.drivers.base import Feature
-from services.edge.drivers.container.enforcing import Enforcing, Target
+from services.edge.drivers.container.enforcing import Enforcing
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.container.targets import Target
 from services.edge.policy.plan import Plan, compile_policy
 from shared import policies
 from shared.errors import CapacityExhausted, DsecError, SandboxDied, Unavailable
@@ -50,6 +51,8 @@ class Egress:
 
     def check(self, policy: Policy) -> None: ...
 
+    def unprepare(self, _container: str) -> None: ...
+
     def has(self, uid: str) -> bool:
         return uid in self.open_to
 
@@ -74,7 +77,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.agent, self.egress = Agent(), Egress()
         self.enforcing = Enforcing(ContainerSettings(node="n1", state_dir=folder))
-        self.enforcing._egress = self.egress  # type: ignore[assignment]
+        self.enforcing.egress = self.egress  # type: ignore[assignment]
         agent: Any = self.agent
         groups: Any = SimpleNamespace(v2="/group/work")
         self.target = Target("u1", "p", agent, "c1", 1, groups)
