@@ -65,6 +65,7 @@ async def eventually(
 async def connect(ends: Endpoints) -> Client:
     return await nats.connect(
         ends.nats_url,
+        connect_timeout=30,
         user="scheduler",
         password=ends.nats_users["scheduler"],
         max_reconnect_attempts=-1,
@@ -229,6 +230,7 @@ class Trainer:
         self.op_replies: dict[str, OpReply] = {}
         self._op_parts: dict[str, list[ItemResult]] = {}
         self.events: list[SandboxEvent] = []
+        self._heard: set[str] = set()
         self.nc: Client
 
     async def start(self) -> None:
@@ -257,7 +259,11 @@ class Trainer:
             self.op_replies[reply.request_id] = replace(reply, results=parts)
 
     async def _event(self, message: Msg) -> None:
-        self.events.append(decode(message.data, SandboxEvent))
+        # what was sent again because its acknowledgement came late is in the stream once
+        id_ = (message.headers or {}).get("Nats-Msg-Id", "")
+        if not id_ or id_ not in self._heard:
+            self._heard.add(id_)
+            self.events.append(decode(message.data, SandboxEvent))
 
     def command(
         self, count: int = 1, *, request_id: str | None = None, expires_s: float = 60.0,
