@@ -35,8 +35,9 @@ async def infra(tmp_path: Path) -> AsyncIterator[Infra]:
 
 async def connect(endpoints: Endpoints, user: str) -> Client:
     return await nats.connect(
-        endpoints.nats_url, user=user, password=endpoints.nats_users[user], allow_reconnect=False
-    )
+        endpoints.nats_url, user=user, password=endpoints.nats_users[user], allow_reconnect=False,
+        connect_timeout=60,
+    )  # fmt: skip
 
 
 async def test_all_three_answer(infra: Infra) -> None:
@@ -79,11 +80,13 @@ async def test_unknown_users_are_asked_of_the_callout(infra: Infra) -> None:
     ends = infra.endpoints
     auth = await connect(ends, "auth")
     asked = await auth.subscribe("$SYS.REQ.USER.AUTH")
-    with pytest.raises((nats.errors.Error, TimeoutError)):
-        await nats.connect(
-            ends.nats_url, token="some-key", allow_reconnect=False, connect_timeout=1
-        )
+    await auth.flush()
+    connecting = asyncio.create_task(
+        nats.connect(ends.nats_url, token="some-key", allow_reconnect=False, connect_timeout=60)
+    )
     assert (await asked.next_msg(timeout=60)).data.startswith(b"ey")
+    with pytest.raises(nats.errors.Error):  # nobody answers
+        await connecting
     await auth.close()
 
 
