@@ -58,8 +58,8 @@ async def fresh_stack(infra: Infra, tmp_path: Path) -> AsyncIterator[Stack]:
         await database.execute("drop schema if exists imagesvc cascade")
         await database.close()
         dsns = await prepare(ends.pg_dsn_admin, {"imagesvc": "secret"})
-        await topology.declare(client.jetstream())
-        await client.jetstream().purge_stream("DSEC_CMD")
+        await topology.declare(client.jetstream(timeout=60))
+        await client.jetstream(timeout=60).purge_stream("DSEC_CMD")
         folder = tmp_path / "work"
         folder.mkdir()
         yield Stack(ends, dsns["imagesvc"], client, folder)

@@ -38,7 +38,7 @@ async def clean(infra: Infra) -> Endpoints:
     nc = await connect(infra.endpoints)
     for stream in STREAMS:
         try:
-            await nc.jetstream().delete_stream(stream.name)
+            await nc.jetstream(timeout=60).delete_stream(stream.name)
         except Exception as exc:
             assert "not found" in str(exc)  # noqa: PT017
     await nc.close()

@@ -31,7 +31,8 @@ async def ask(trainer: Trainer, verb: str, job: str, holder: str, **kw: Any) -> 
     command = JobCommand(
         project=trainer.project, principal="p", verb=verb, request=request, reply_to=inbox
     )  # type: ignore[arg-type]
-    await trainer.nc.jetstream().publish(cmd("job", verb, trainer.project), encode(command))
+    js = trainer.nc.jetstream(timeout=60)
+    await js.publish(cmd("job", verb, trainer.project), encode(command))
     message = await answers.next_msg(timeout=60)
     await answers.unsubscribe()
     if b'"error"' in message.data:
@@ -41,7 +42,7 @@ async def ask(trainer: Trainer, verb: str, job: str, holder: str, **kw: Any) -> 
 
 async def job_of(trainer: Trainer, job: str) -> JobInfo:
     query = JobQuery(job=job, project=trainer.project)
-    answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=30)
+    answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=60)
     (found,) = decode(answer.data, JobPage).jobs
     return found
 
@@ -266,7 +267,7 @@ async def test_jobs_are_listed_page_by_page_with_their_counts(world: World) -> N
     after = None
     while True:
         query = JobQuery(project="lab", after=after, limit=2)
-        answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=30)
+        answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=60)
         page = decode(answer.data, JobPage)
         found += page.jobs
         after = page.next

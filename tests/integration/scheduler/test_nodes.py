@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def fleet(trainer: Trainer) -> dict[str, str]:
-    answer = await trainer.nc.request(rpc("scheduler", "nodes"), encode(IamQuery()), timeout=30)
+    answer = await trainer.nc.request(rpc("scheduler", "nodes"), encode(IamQuery()), timeout=60)
     return {n.id: n.state for n in decode(answer.data, NodeList).nodes}
 
 
@@ -26,10 +26,10 @@ async def node_op(trainer: Trainer, verb: str, node: str) -> bytes:
     answers = await trainer.nc.subscribe(reply)
     await trainer.nc.flush()
     body = encode(NodeCommand(request_id="r", node=node, verb=verb))
-    await trainer.nc.jetstream().publish(
+    await trainer.nc.jetstream(timeout=60).publish(
         cmd("node", "op", node), body, headers={"Dsec-Reply": reply}
     )
-    return (await answers.next_msg(timeout=30)).data
+    return (await answers.next_msg(timeout=60)).data
 
 
 async def test_a_silent_node_loses_its_sandboxes(world: World) -> None:
@@ -105,7 +105,7 @@ async def test_heartbeats_and_joins_under_a_foreign_name_are_refused(world: Worl
     edge = await world.edge("n1")
     trainer = await world.trainer()
     request = JoinRequest(node="n2", epoch="e", capacity=Resources())
-    answer = await edge.nc.request(join("n1"), encode(request), timeout=30)
+    answer = await edge.nc.request(join("n1"), encode(request), timeout=60)
     assert decode(answer.data, ErrorReply).error.code == "forbidden"
     impostor = SimEdge(world.ends, "n9")
     impostor.nc = edge.nc

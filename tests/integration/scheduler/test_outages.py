@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 async def page(trainer: Trainer, **query: object) -> SandboxPage:
     body = encode(SandboxQuery(**query))  # type: ignore[arg-type]
-    answer = await trainer.nc.request(rpc("scheduler", "sandboxes"), body, timeout=30)
+    answer = await trainer.nc.request(rpc("scheduler", "sandboxes"), body, timeout=60)
     return decode(answer.data, SandboxPage)
 
 
@@ -272,7 +272,7 @@ LAYERS = ["sha256:py"]
 
 async def used(trainer: Trainer) -> list[str]:
     query = encode(LayerUseQuery(digests=[*LAYERS, "sha256:other"]))
-    answer = await trainer.nc.request(rpc("scheduler", "layers"), query, timeout=30)
+    answer = await trainer.nc.request(rpc("scheduler", "layers"), query, timeout=60)
     return sorted(decode(answer.data, LayerUse).used)
 
 

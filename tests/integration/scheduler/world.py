@@ -65,7 +65,7 @@ async def eventually(
 async def connect(ends: Endpoints) -> Client:
     return await nats.connect(
         ends.nats_url,
-        connect_timeout=30,
+        connect_timeout=60,
         user="scheduler",
         password=ends.nats_users["scheduler"],
         max_reconnect_attempts=-1,
@@ -115,7 +115,7 @@ class SimEdge:
             capacity=self.capacity,
             live=sorted(self.live) if live is None else live,
         )
-        answer = await self.nc.request(join(self.node), encode(request), timeout=30)
+        answer = await self.nc.request(join(self.node), encode(request), timeout=60)
         reply = decode(answer.data, JoinReply)
         self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._take())]
         return reply
@@ -289,7 +289,7 @@ class Trainer:
 
     async def send(self, *commands: CreateCommand) -> list[str]:
         body = encode(SandboxCreate(commands=list(commands)))
-        await self.nc.jetstream().publish(cmd("sandbox", "create", "k"), body)
+        await self.nc.jetstream(timeout=60).publish(cmd("sandbox", "create", "k"), body)
         return [i.uid for c in commands for i in c.items]
 
     async def create(self, count: int = 1, **kw: Any) -> list[str]:
@@ -312,7 +312,7 @@ class Trainer:
             reply_to=f"{self.inbox}.op",
         )
         body = encode(SandboxOp(commands=[command]))
-        await self.nc.jetstream().publish(cmd("sandbox", "op", "k"), body)
+        await self.nc.jetstream(timeout=60).publish(cmd("sandbox", "op", "k"), body)
         return request_id
 
     async def operate(self, verb: str, uids: list[str], **kw: Any) -> dict[str, ItemResult]:
