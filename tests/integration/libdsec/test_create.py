@@ -262,6 +262,28 @@ async def test_events_are_seen(peer: Peer, client: DSecClient):
     assert (found.labels, found.state) == ({"a": "b"}, "running")
 
 
+async def test_an_event_that_is_sent_again_is_told_once(peer: Peer, client: DSecClient):
+    told: list[str] = []
+
+    async def all_of() -> None:
+        async for event in client.events():
+            told.append(event.uid)
+
+    listening = asyncio.create_task(all_of())
+    await until(lambda: client._core.link._subscriptions)
+    await client._core.link.flush(60)
+    uids = [_ids.new() for _ in range(3)]
+    for uid in (uids[0], uids[0], uids[1], uids[0], uids[2]):
+        event = {"uid": uid, "project": PROJECT, "state": "running", "generation": 1, "at": 1.0}
+        subject = f"dsec.evt.v1.sandbox.{PROJECT}.running.{uid}"
+        headers = {"Nats-Msg-Id": f"scheduler-{uid}"}
+        await peer._client.publish(subject, json.dumps(event).encode(), headers=headers)
+    await until(lambda: uids[2] in told)
+    assert told == uids
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+
+
 async def test_nobody_else_hears_the_answers(peer: Peer, client: DSecClient):
     """The inbox is the principal's own."""
     assert client._core.link.inbox.startswith(f"_INBOX.{PRINCIPAL}.")
