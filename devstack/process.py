@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
 
-READY_DEADLINE_S = 30.0
+READY_DEADLINE_S = 60.0
 READY_POLL_S = 0.02
 STOP_DEADLINE_S = 15.0
 LOG_TAIL_LINES = 20

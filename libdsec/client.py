@@ -340,10 +340,19 @@ class DSecClient:
         self, *, job: str | None = None, labels: Mapping[str, str] | None = None
     ) -> AsyncIterator[Event]:
         """State changes of the project's sandboxes (running, paused and the terminal
-        ones) from the first step of the iteration on."""
+        ones) from the first step of the iteration on, each once."""
         queue: asyncio.Queue[SandboxEvent] = asyncio.Queue(EVENTS_MAX)
+        told: dict[str, None] = {}
 
         async def put(message: Msg) -> None:
+            # one whose acknowledgement came late was sent again; the stream drops it
+            id_ = (message.headers or {}).get("Nats-Msg-Id", "")
+            if id_ in told:
+                return
+            if id_:
+                told[id_] = None
+                if len(told) > EVENTS_MAX:
+                    del told[next(iter(told))]
             if not queue.full():
                 queue.put_nowait(decode(message.data, SandboxEvent))
 

@@ -12,6 +12,7 @@ batch pull waits out its time-out and can strand messages (docs/adr/0002).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class Bus:
         )
         self._js: JetStreamContext | None = None
         self._client: Client | None = None
+        self._subscribed = False
         self._stored: StoredPublisher | None = None
 
     async def _on_error(self, exc: Exception) -> None:
@@ -126,9 +128,13 @@ class Bus:
         return int(self.client.stats["reconnects"])
 
     async def start(self) -> None:
-        """Connects (waits for a server as long as it takes) and subscribes."""
+        """Connects (waits for a server as long as it takes) and subscribes: who asks after
+        it has ended is answered, by whatever connection the question comes."""
         self._client = await self.broker.connect()
         await self.broker.start()
+        with contextlib.suppress(NatsError, TimeoutError, OSError):
+            await self._client.flush()  # lost meanwhile, the next connection subscribes anew
+        self._subscribed = True
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Returns when ``stop`` is set. Raises ``Unavailable`` when the connection has
@@ -150,6 +156,8 @@ class Bus:
         """A health check: raises ``Unavailable`` while there is no server."""
         if not self.client.is_connected:
             raise Unavailable("bus: not connected")
+        if not self._subscribed:
+            raise Unavailable("bus: not subscribed yet")
 
     def answer(self, subject: str, type_: type[T], fn: Answer, *, queue: str = "") -> None:
         """Answers requests on ``subject`` with what ``fn(message, incoming)`` returns,

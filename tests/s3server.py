@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,9 +14,10 @@ from dataclasses import dataclass
 import obstore
 from obstore.store import S3Store
 
+from devstack.process import free_port
 from shared.blobs.opening import StoreSettings
 
-UP_S = 30.0
+UP_S = 60.0
 BUCKET = "layers"
 KEY_ID, SECRET = "test-key-id", "test-secret-canary"
 
@@ -63,9 +63,7 @@ class S3Server:
 
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = S3Server(port, _start(port))
     try:
         bucket = urllib.request.Request(f"{server.endpoint}/{BUCKET}", data=b"", method="PUT")
@@ -73,7 +71,7 @@ def s3_server() -> Iterator[S3Server]:
         yield server
     finally:
         server.process.terminate()
-        server.process.wait(10)
+        server.process.wait(UP_S)
 
 
 def _start(port: int) -> subprocess.Popen[bytes]:

@@ -51,6 +51,7 @@ class AccessBuffer:
         self._bus = bus
         self._key = ids.new()
         self._waiting: list[Access] = []
+        self._begun = 0
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -97,7 +98,11 @@ class AccessBuffer:
                 await asyncio.sleep(RETRY_S)
 
     async def _flush(self) -> None:
-        records = self._waiting[:FLUSH_RECORDS]
+        # what may be stored already is sent again as it was: with more in it, it would still
+        # be a repetition to the bus, and the rest be lost
+        self._begun = self._begun or min(len(self._waiting), FLUSH_RECORDS)
+        records = self._waiting[: self._begun]
         await self._bus.store([message(records, self._key)])
-        del self._waiting[: len(records)]
+        del self._waiting[: self._begun]
+        self._begun = 0
         self._room.set()

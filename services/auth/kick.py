@@ -1,8 +1,9 @@
 """Dropping connections whose permissions are out of date.
 
 Owns: the system account's connection, finding connections by principal, ending them.
-Does not own: deciding whose. Best effort: a connection that is missed ends with its
-JWT, and every change is judged against the present grants anyway.
+Does not own: deciding whose. It is tried until a server has answered. Best effort where
+there are several: a connection that is missed ends with its JWT, and every change is
+judged against the present grants anyway.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from shared.bus import Bus
 log = logging.getLogger(__name__)
 
 CONNZ = "$SYS.REQ.SERVER.PING.CONNZ"
-ANSWER_S = 0.5
-"""Longest wait for the first server's answer."""
+ANSWER_S = 2.0
+"""Longest wait for the first server's answer; it comes in milliseconds, or the server is
+busy or away."""
+RETRY_S = 1.0
+"""Before it is tried again."""
 QUIET_S = 0.1
 """Servers that answer later than this after another one are missed."""
 AT_ONCE = 32
@@ -99,15 +103,20 @@ class Kicker:
                       "their connections end", len(principals))  # fmt: skip
 
     async def _run(self) -> None:
+        principals: set[str] = set()
         while True:
-            principals = set(await self._queue.get())
+            if not principals:
+                principals |= await self._queue.get()
             await asyncio.sleep(GRACE_S)
             while not self._queue.empty():
                 principals |= self._queue.get_nowait()
             try:
                 await self._drop(principals)
-            except (NatsError, OSError, TimeoutError) as exc:
-                log.warning("connections of %d principals not dropped: %r", len(principals), exc)
+                principals.clear()
+            except (NatsError, OSError, TimeoutError, msgspec.MsgspecError) as exc:
+                log.warning("connections of %d principals not dropped yet: %r",
+                            len(principals), exc)  # fmt: skip
+                await asyncio.sleep(RETRY_S)
 
     async def _drop(self, principals: set[str]) -> None:
         await self._bus.client.flush(timeout=FLUSH_S)  # the answer is with the server
@@ -137,9 +146,11 @@ class Kicker:
         return self._system
 
     async def _connections(self, system: Client, principal: str) -> list[tuple[str, int]]:
-        """``(server, connection)`` of a principal on every server."""
+        """``(server, connection)`` of a principal on every server. Raises ``TimeoutError``
+        where none answers: that is no word on its connections."""
         query = {"auth": True, "user": principal, "limit": PAGE}
         found = []
+        answered = False
         inbox = system.new_inbox()
         answers = await system.subscribe(inbox)
         try:
@@ -148,12 +159,15 @@ class Kicker:
             while True:
                 message = await answers.next_msg(timeout=wait_s)
                 page = _page.decode(message.data)
+                answered = True
                 found += [
                     (page.server.id, c.cid) for c in page.data.connections
                     if c.authorized_user == principal
                 ]  # fmt: skip
                 wait_s = QUIET_S
         except TimeoutError:  # that was all
+            if not answered:
+                raise
             return found
         finally:
             await answers.unsubscribe()

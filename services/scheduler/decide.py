@@ -23,6 +23,8 @@ WAITING = "capacity"
 MARGIN_S, MARGIN = 1.0, 0.1
 """A create that waits is refused so long (or such a share of its time) before its
 client stops waiting."""
+RETRY_AFTER_S = 5.0
+"""The hint to a client where placement gave none."""
 MAX_DOUBLINGS = 3
 
 ALIVE = frozenset({"starting", "running", "paused", "resumed"})
@@ -263,7 +265,9 @@ def _refused(
         changes.place.append(row.uid)
 
 
-def exhausted(row: Sandbox, last: WireError | None, retry_after_s: float | None = 5.0) -> WireError:
+def exhausted(
+    row: Sandbox, last: WireError | None, retry_after_s: float | None = RETRY_AFTER_S
+) -> WireError:
     """The error of a sandbox that every tried node refused."""
     if last is not None and last.code in ("unsupported", "policy_denied", "invalid_request"):
         return last
@@ -355,7 +359,7 @@ def overdue(changes: Changes, row: Sandbox, *, now: float, deadlines: Deadlines)
 def _no_room(row: Sandbox) -> WireError:
     return WireError(
         code="capacity_exhausted", message=row.message, cause=WAITING, is_infra=True,
-        retryable=True,
+        retryable=True, retry_after_s=RETRY_AFTER_S,
     )  # fmt: skip
 
 

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """Between looks for silent nodes."""
+STOOD = 0.5
+"""Later than so much of what silence takes, a look finds that this process stood still:
+what was said meanwhile is not read yet."""
 
 Step = Callable[[list[Heartbeat]], Awaitable[None]]
 
@@ -123,7 +126,10 @@ class Watcher:
 
     async def _silence_loop(self) -> None:
         while True:
+            began = time.monotonic()
             await asyncio.sleep(LOOK_S)
+            if time.monotonic() - began - LOOK_S > self._settings.silence_s * STOOD:
+                self._listening_since = None
             try:
                 await self.look()
             except Unavailable as exc:
@@ -133,7 +139,8 @@ class Watcher:
 
     async def look(self) -> list[str]:
         """Marks silent nodes as lost; returns them. Only after listening itself for
-        as long as silence takes: after an outage of the bus everyone was silent."""
+        as long as silence takes: after an outage of the bus, or of this process, everyone
+        was silent."""
         now = time.monotonic()
         if not self._connected():
             self._listening_since = None

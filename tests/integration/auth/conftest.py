@@ -105,16 +105,24 @@ class Person:
         if not anonymous:
             subject += f".{self.principal}"
         answer = f"{self.inbox}.{ids.new()}"
-        answers = await self.nc.subscribe(answer)
+        answered = asyncio.get_running_loop().create_future()
+
+        async def take(message: Any) -> None:
+            if not answered.done():
+                answered.set_result(message.data)
+
+        # by a callback: the answer may be read at once with the end of the connection
+        answers = await self.nc.subscribe(answer, cb=take)
         await self.nc.flush()
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
             await self.nc.request(subject, data, timeout=ANSWER_S, headers={"Dsec-Reply": answer})
-            message = await answers.next_msg(timeout=ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                found = await answered
         finally:
             if self.nc.is_connected:
                 await answers.unsubscribe()
-        return json.loads(message.data)
+        return json.loads(found)
 
     async def change(self, project: str, entity: str, verb: str, /, **body: Any) -> dict[str, Any]:
         """A change of identity."""
@@ -129,7 +137,9 @@ class Person:
         return json.loads(reply.data)
 
 
-async def connect(stack: Stack, key: str, *, principal: str | None = None) -> Person:
+async def connect(
+    stack: Stack, key: str, *, principal: str | None = None, within_s: float = ANSWER_S
+) -> Person:
     """Connects with an API key or token, without coming back by itself."""
     principal = principal or key.split("_")[1]
     inbox = f"_INBOX.{principal}.{ids.new()}"
@@ -143,7 +153,8 @@ async def connect(stack: Stack, key: str, *, principal: str | None = None) -> Pe
 
     person.nc = await nats.connect(
         stack.endpoints.nats_url, token=key, inbox_prefix=inbox, allow_reconnect=False,
-        error_cb=on_error, disconnected_cb=on_disconnect, connect_timeout=20,
+        error_cb=on_error, disconnected_cb=on_disconnect,
+        connect_timeout=within_s,  # type: ignore[arg-type]
     )  # fmt: skip
     return person
 
@@ -187,14 +198,50 @@ async def used(stack: Stack, project: str) -> tuple[int, int, int]:
     return row[0], row[1], row[2]
 
 
+class Once:
+    """Whether a stored message is new. A listener hears also what was sent again because its
+    acknowledgement came late; the stream keeps that once."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def __call__(self, message: Any) -> bool:
+        id_ = (message.headers or {}).get("Nats-Msg-Id")
+        if id_ is None:
+            return True
+        new = id_ not in self._seen
+        self._seen.add(id_)
+        return new
+
+
+class Records:
+    """Access records on a bus, as its stream keeps them."""
+
+    def __init__(self) -> None:
+        self.all: list[dict[str, Any]] = []
+        self._new = Once()
+
+    async def hear(self, message: Any) -> None:
+        if self._new(message):
+            self.all.extend(json.loads(message.data)["records"])
+
+    async def on(self, client: Client) -> Any:
+        """Listens from now on; the subscription."""
+        subscription = await client.subscribe("dsec.evt.v1.auth.access.*", cb=self.hear)
+        await client.flush()
+        return subscription
+
+
 class Commands:
     """What auth sends to the scheduler, collected."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, dict[str, Any]]] = []
+        self._new = Once()
 
     async def hear(self, message: Any) -> None:
-        self.messages.append((message.subject, json.loads(message.data)))
+        if self._new(message):
+            self.messages.append((message.subject, json.loads(message.data)))
 
     def creates(self, project: str) -> list[dict[str, Any]]:
         """Create commands of one project."""

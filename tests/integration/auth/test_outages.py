@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from tests.integration.auth.conftest import (
     Stack,
     connect,
     make_settings,
+    new_key,
     ready,
     used,
 )  # fmt: skip
@@ -29,6 +32,8 @@ from tests.integration.auth.conftest import (
 pytestmark = [*MARKS, pytest.mark.slow]
 
 BACK_S = 120.0
+STANDS_S = 4.0
+"""Longer than auth waits for one answer of the system account."""
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -77,7 +82,7 @@ async def test_without_the_database_requests_wait_and_known_clients_get_in(
     await known.nc.close()
     for key in (f"dsec_{ids.new()}_{'x' * 43}", stack.secrets.admin_key[:-4] + "AAAA"):
         with pytest.raises((nats.errors.Error, OSError, TimeoutError)):
-            await connect(stack, key)
+            await connect(stack, key, within_s=4)
     reply = await person.read(ROOT, "quota", "get")
     assert (reply["error"]["code"], reply["error"]["retryable"]) == ("unavailable", True)
     await infra.restart("postgres")
@@ -101,3 +106,24 @@ async def test_after_the_bus_was_away_clients_get_in_again(broken: tuple[Infra, 
             await asyncio.sleep(0.2)
     assert "quota" in await person.read(ROOT, "quota", "get")
     await person.nc.close()
+
+
+async def test_a_server_that_stands_still_keeps_no_revoked_connection(
+    broken: tuple[Infra, Stack],
+) -> None:
+    infra, stack = broken
+    admin = await connect(stack, stack.secrets.admin_key)
+    key = await new_key(admin, ROOT, "sandbox.list")
+    person = await connect(stack, key["secret"])
+    server = infra.pid("nats")
+    assert server is not None
+    await admin.change(ROOT, "key", "delete", id=key["id"])
+    os.kill(server, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(STANDS_S)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    async with asyncio.timeout(BACK_S):
+        while not person.nc.is_closed:
+            await asyncio.sleep(0.02)
+    await admin.nc.close()

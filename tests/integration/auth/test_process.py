@@ -23,7 +23,14 @@ from services.auth import bootstrap
 from shared import ids, migrate, topology
 from shared.bus import Bus
 from shared.settings import Common
-from tests.integration.auth.conftest import MARKS, Person, Stack, connect, make_settings
+from tests.integration.auth.conftest import (
+    MARKS,
+    Person,
+    Records,
+    Stack,
+    connect,
+    make_settings,
+)  # fmt: skip
 
 pytestmark = MARKS
 
@@ -128,13 +135,8 @@ async def test_it_serves_and_ends_without_losing_records(
     )  # fmt: skip
     await helper.start()
     await topology.declare(helper.js)
-    records: list[dict[str, Any]] = []
-
-    async def hear(message: Any) -> None:
-        records.extend(json.loads(message.data)["records"])
-
-    await helper.client.subscribe("dsec.evt.v1.auth.access.*", cb=hear)
-    await helper.client.flush()
+    records = Records()
+    await records.on(helper.client)
     port = free_port()
     process = await run(environment(endpoints, dsn, tmp_path, port))
     try:
@@ -159,7 +161,7 @@ async def test_it_serves_and_ends_without_losing_records(
             await process.wait()
     wanted = {"whoami.get": 20, "project.create": 1}
     async with asyncio.timeout(END_S):
-        while (told := Counter(r["verb"] for r in records)).total() < sum(wanted.values()):
+        while not (told := Counter(r["verb"] for r in records.all)) >= Counter(wanted):
             await asyncio.sleep(0.05)
     assert {verb: told[verb] for verb in wanted} == wanted
     await admin.nc.close()

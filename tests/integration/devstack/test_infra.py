@@ -35,14 +35,15 @@ async def infra(tmp_path: Path) -> AsyncIterator[Infra]:
 
 async def connect(endpoints: Endpoints, user: str) -> Client:
     return await nats.connect(
-        endpoints.nats_url, user=user, password=endpoints.nats_users[user], allow_reconnect=False
-    )
+        endpoints.nats_url, user=user, password=endpoints.nats_users[user], allow_reconnect=False,
+        connect_timeout=60,
+    )  # fmt: skip
 
 
 async def test_all_three_answer(infra: Infra) -> None:
     ends = infra.endpoints
     bus = await connect(ends, "scheduler")
-    stream = bus.jetstream()
+    stream = bus.jetstream(timeout=60)
     await stream.add_stream(name="T", subjects=["t.>"])
     assert (await stream.publish("t.a", b"x")).seq == 1
     await bus.close()
@@ -79,11 +80,13 @@ async def test_unknown_users_are_asked_of_the_callout(infra: Infra) -> None:
     ends = infra.endpoints
     auth = await connect(ends, "auth")
     asked = await auth.subscribe("$SYS.REQ.USER.AUTH")
-    with pytest.raises((nats.errors.Error, TimeoutError)):
-        await nats.connect(
-            ends.nats_url, token="some-key", allow_reconnect=False, connect_timeout=1
-        )
+    await auth.flush()
+    connecting = asyncio.create_task(
+        nats.connect(ends.nats_url, token="some-key", allow_reconnect=False, connect_timeout=60)
+    )
     assert (await asked.next_msg(timeout=60)).data.startswith(b"ey")
+    with pytest.raises(TimeoutError):  # nobody answers
+        await asyncio.wait_for(connecting, 1)
     await auth.close()
 
 
@@ -119,8 +122,8 @@ async def test_a_killed_component_comes_back_where_it_was(infra: Infra, name: st
 async def test_stored_messages_and_rows_survive_sigkill(infra: Infra) -> None:
     ends = infra.endpoints
     bus = await connect(ends, "auth")
-    await bus.jetstream().add_stream(name="T", subjects=["t.>"])
-    await bus.jetstream().publish("t.a", b"kept")
+    await bus.jetstream(timeout=60).add_stream(name="T", subjects=["t.>"])
+    await bus.jetstream(timeout=60).publish("t.a", b"kept")
     await bus.close()
     database = await asyncpg.connect(ends.pg_dsn_admin)
     await database.execute("create table kept as select 7 as n")
@@ -130,7 +133,7 @@ async def test_stored_messages_and_rows_survive_sigkill(infra: Infra) -> None:
     await infra.restart("nats")
     await infra.restart("postgres")
     bus = await connect(ends, "auth")
-    assert (await bus.jetstream().get_msg("T", 1)).data == b"kept"
+    assert (await bus.jetstream(timeout=60).get_msg("T", 1)).data == b"kept"
     await bus.close()
     database = await asyncpg.connect(ends.pg_dsn_admin)
     assert await database.fetchval("select n from kept") == 7

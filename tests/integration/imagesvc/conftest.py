@@ -50,14 +50,16 @@ async def stack(infra: Infra, tmp_path: Path) -> AsyncIterator[Stack]:
 async def fresh_stack(infra: Infra, tmp_path: Path) -> AsyncIterator[Stack]:
     """An empty schema, no commands, a folder of its own."""
     ends = infra.endpoints
-    client = await nats.connect(ends.nats_url, user="auth", password=ends.nats_users["auth"])
+    client = await nats.connect(
+        ends.nats_url, user="auth", password=ends.nats_users["auth"], connect_timeout=60
+    )
     try:
         database = await asyncpg.connect(ends.pg_dsn_admin)
         await database.execute("drop schema if exists imagesvc cascade")
         await database.close()
         dsns = await prepare(ends.pg_dsn_admin, {"imagesvc": "secret"})
-        await topology.declare(client.jetstream())
-        await client.jetstream().purge_stream("DSEC_CMD")
+        await topology.declare(client.jetstream(timeout=60))
+        await client.jetstream(timeout=60).purge_stream("DSEC_CMD")
         folder = tmp_path / "work"
         folder.mkdir()
         yield Stack(ends, dsns["imagesvc"], client, folder)

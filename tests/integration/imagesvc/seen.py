@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,6 +124,12 @@ def _overlay(roots: list[int]) -> int:
         os.close(context)
 
 
-def open_files() -> int:
-    """Descriptors this process has open."""
-    return len(os.listdir("/proc/self/fd"))
+def open_files() -> set[tuple[str, str]]:
+    """Descriptors this process has open and what they are of. What others have forgotten is
+    collected first: it might go at any moment, and its number to somebody else."""
+    gc.collect()
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # of the listing itself
+            found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
+    return found

@@ -58,7 +58,7 @@ class Stack:
         answers = await self.client.subscribe(inbox)
         await self.client.flush()
         verb = "create" if message.create else "delete" if message.delete else "tag"
-        await self.client.jetstream().publish(
+        await self.client.jetstream(timeout=60).publish(
             cmd("image", verb, message.project), encode(message), headers={HEADER_REPLY: inbox}
         )
         told: list[ImageReply] = []

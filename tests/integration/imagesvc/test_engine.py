@@ -38,7 +38,7 @@ CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
 
 @pytest.fixture
 def client() -> Iterator[docker.DockerClient]:
-    made = docker.from_env(timeout=30)
+    made = docker.from_env(timeout=120)
     yield made
     made.close()
 

@@ -140,7 +140,7 @@ async def test_an_import_broken_off_by_a_restart_is_begun_anew(stack: Stack) -> 
     answers = await stack.client.subscribe(inbox)
     await stack.client.flush()
     command = ImageCommand(project=PROJECT, principal="p", create=create)
-    await stack.client.jetstream().publish(
+    await stack.client.jetstream(timeout=60).publish(
         cmd("image", "create", PROJECT), encode(command), headers={HEADER_REPLY: inbox}
     )
     assert decode((await answers.next_msg(ANSWER_S)).data, ImageReply).progress is not None
@@ -161,7 +161,7 @@ async def test_an_import_broken_off_by_a_restart_is_begun_anew(stack: Stack) -> 
 
 
 async def test_a_message_that_is_none_does_not_stop_the_service(stack: Stack, app: App) -> None:
-    js = stack.client.jetstream()
+    js = stack.client.jetstream(timeout=60)
     for body in (b"not json", b"{}", b'{"v": 9}', encode(ImageCommand(project="p", principal="p"))):
         await js.publish(cmd("image", "create", PROJECT), body)
     reply = await stack.create("a", path=stack.tree("a"))
@@ -237,7 +237,7 @@ async def test_what_of_a_layer_is_read_is_told_to_the_store(
     layers = [
         LayerAccess(digest=one, unit_bytes=1 << 19, units=[4, 0]) for one in ("ab" * 32, digest)
     ]
-    await stack.client.jetstream().publish(
+    await stack.client.jetstream(timeout=60).publish(
         evt("edge", "access_profile", "n"), encode(LayerAccesses(node="n", layers=layers))
     )
     async with asyncio.timeout(ANSWER_S):

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,15 @@ def reads(path: Path) -> bytes | int:
         return path.read_bytes()
     except OSError as error:
         return error.errno or -1
+
+
+def held_bytes(folder: Path) -> int:
+    """Of files that may go while they are counted."""
+    held = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            held += path.stat().st_size if path.is_file() else 0
+    return held
 
 
 def test_only_what_is_read_is_fetched_and_once(node: Node) -> None:
@@ -106,7 +116,7 @@ def test_damaged_metadata_is_refused_before_it_is_mounted(node: Node, name: str)
     """(L25) Nor is anything kept of the data that came beside it."""
     digest = node.put("a", files(1) | {"bin/sh": os.urandom(MIB)})
     node.change(digest, name, 20)
-    node.start(layers_prepare_deadline_s=DEADLINE_S)
+    node.start()
     with pytest.raises(Internal, match="damaged") as caught:
         node.layer(digest)
     assert caught.value.cause == "image" and caught.value.is_infra
@@ -138,7 +148,7 @@ def test_a_store_that_fails_is_an_error_in_time_and_comes_back(node: Node, mode:
     digest = node.put("a", content)
     node.start(layers_read_deadline_s=DEADLINE_S, layers_request_s=0.5)
     root = node.mount(digest)
-    assert reads(root / "f00") == content["f00"]
+    eventually(lambda: reads(root / "f00") == content["f00"])  # the store may be slow itself
     forget_pages(root / "f00")
     node.proxy.mode = mode  # type: ignore[assignment]
     node.proxy.drop()
@@ -151,7 +161,7 @@ def test_a_store_that_fails_is_an_error_in_time_and_comes_back(node: Node, mode:
     assert {fault.kind for fault in node.service.faults(0)} & {"unavailable", "deadline"}
     node.proxy.mode = "open"
     node.proxy.drop()
-    assert [reads(root / name) for name in content] == list(content.values())
+    eventually(lambda: [reads(root / name) for name in content] == list(content.values()))
 
 
 def test_a_short_outage_of_the_store_is_not_noticed(node: Node) -> None:
@@ -250,8 +260,7 @@ def test_the_cache_keeps_its_cap_and_what_is_in_use(node: Node) -> None:
         assert [reads(other / name) for name in content] == list(content.values())
         os.close(node.fds.pop())
         assert node.service.stats()["cache_bytes"] <= cap
-        held = sum(p.stat().st_size for p in (node.root / "cache").rglob("*") if p.is_file())
-        assert held <= cap + 2 * MIB
+        assert held_bytes(node.root / "cache") <= cap + 2 * MIB
     assert node.service.stats()["evicted"] > 0
     before = node.service.stats()["fetched_bytes"]
     for name, content in right.items():
@@ -292,8 +301,7 @@ def test_what_an_earlier_process_left_is_checked_before_it_is_used(node: Node) -
     root = node.mount(digest)
     assert reads(root / "f00") == content["f00"]
     eventually(lambda: len(list((node.root / "cache" / digest).glob("[0-9]*"))) >= 4)
-    node.unmount()
-    node.stop_keeper()
+    node.stop()
     chunk = node.root / "cache" / digest / "1"
     chunk.write_bytes(os.urandom(chunk.stat().st_size))
     (node.root / "cache" / digest / "2").write_bytes(b"short")
@@ -312,16 +320,18 @@ def test_what_the_first_reader_needed_is_fetched_ahead_for_the_next(node: Node) 
     node.unmount()
     folder = node.root / "cache" / digest
     eventually(lambda: (folder / PROFILE).exists())
+    eventually(lambda: node.service.traces(0))
     (trace,) = node.service.traces(0)
     assert (trace.digest, trace.units) == (digest, sorted(set(trace.units)))
     assert 0 < len(trace.units) * trace.unit_bytes < sum(map(len, content.values()))
     assert node.service.traces(trace.number) == []
-    node.stop_keeper()
+    node.stop()
     for chunk in folder.glob("[0-9]*"):
         chunk.unlink()
     node.start()
     root = node.mount(digest)
-    eventually(lambda: node.service.stats()["fetched_bytes"] >= 2 * MIB)
+    ahead = len(trace.units) * trace.unit_bytes
+    eventually(lambda: node.service.stats()["fetched_bytes"] >= ahead)
     fetched = node.service.stats()["fetched_bytes"]
     assert reads(root / "f06") == content["f06"]
     assert node.service.stats()["fetched_bytes"] == fetched <= 3 * MIB

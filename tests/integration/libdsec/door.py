@@ -34,6 +34,8 @@ from schemas.exec import (
 )
 
 KEEPALIVE_S = 0.5
+LATE_S = 30.0
+"""For output that was there when its command ended, and is not read yet."""
 
 
 class Door:
@@ -58,6 +60,10 @@ class Door:
         self.client = client
         subject = f"dsec.exec.v1.*.{self.node}.>"
         self._subscription = await client.subscribe(subject, cb=self._message)
+
+    def running(self) -> int:
+        """Commands that have not ended."""
+        return sum(operation.runs for operation in self._operations.values())
 
     async def leave(self) -> None:
         """The edge is away: nobody listens."""
@@ -190,6 +196,10 @@ class _Operation:
             self.kill()
         self._arrived.set()
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -236,20 +246,24 @@ class _Operation:
         if self.cancelled:
             self.kill()
         kept = {"o": bytearray(), "e": bytearray()}
-        work = [self._read(process.stdout, "o", request, kept)]
+        work = [asyncio.create_task(self._read(process.stdout, "o", request, kept))]
         if process.stderr:
-            work.append(self._read(process.stderr, "e", request, kept))
+            work.append(asyncio.create_task(self._read(process.stderr, "e", request, kept)))
         feeding = asyncio.create_task(self._write(process, request)) if has_input else None
         timed_out = False
         try:
             async with asyncio.timeout(request.timeout_s), asyncio.timeout(
                 request.idle_timeout_s
             ) as self._silent:
-                await asyncio.gather(*work, process.wait())
+                await asyncio.wait(work)
+                await process.wait()
         except TimeoutError:
             timed_out = True
             self.kill()
             await process.wait()
+        done, _ = await asyncio.wait(work, timeout=LATE_S)  # what was written before the end
+        for one in done:
+            one.result()
         if feeding is not None:
             feeding.cancel()
         code = process.returncode or 0
@@ -264,7 +278,8 @@ class _Operation:
         while data := await source.read(CHUNK_BYTES):
             if request.idle_timeout_s is not None:
                 now = asyncio.get_running_loop().time()
-                self._silent.reschedule(now + request.idle_timeout_s)
+                with contextlib.suppress(RuntimeError):  # it is over already
+                    self._silent.reschedule(now + request.idle_timeout_s)
             if request.stream:
                 await self.output(frame, data)
             else:

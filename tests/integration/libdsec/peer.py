@@ -79,7 +79,7 @@ class Peer:
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.1,
         )
-        stream = self._client.jetstream()
+        stream = self._client.jetstream(timeout=60)
         await stream.add_stream(name="DSEC_REQ", subjects=["dsec.req.v1.>"])
         await self._client.subscribe(REQUEST_SUBJECT, cb=self._callout)
         await self._client.subscribe("dsec.req.v1.>", cb=self._spawned(self._request))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from libdsec import DSecClient
-from tests.integration.libdsec.conftest import FAKE
+from tests.integration.libdsec.conftest import FAKE, until
 from tests.integration.libdsec.peer import KEY, PROJECT, Peer
 
 pytestmark = pytest.mark.integration
@@ -132,11 +132,11 @@ async def test_exec_ends_with_the_command_whatever_its_input_does(dsec: Cli, id:
 
 async def test_an_interrupt_ends_the_command_too(peer: Peer, dsec: Cli, id: str):
     mark = peer.door.root / "mark"
-    process = await dsec.start("exec", id, f"echo up; sleep 3; touch {mark}")
+    process = await dsec.start("exec", id, f"echo up; sleep 200; touch {mark}")
     assert await process.stdout.readline() == b"up\n"
     process.send_signal(2)
     assert await asyncio.wait_for(process.wait(), LIMIT_S) == 130
-    await asyncio.sleep(3.2)
+    await until(lambda: not peer.door.running())
     assert not mark.exists()
 
 

@@ -31,7 +31,7 @@ async def off_loop(work):
 async def test_all_kinds_of_calls(peer: Peer, options):
     def work():
         with sync.DSecClient(**options) as client:
-            sandbox = client.create(FAKE, timeout=10)
+            sandbox = client.create(FAKE, timeout=60)
             assert isinstance(sandbox, sync.Sandbox)
             assert sandbox.files is sandbox.files
             assert sandbox.exec("echo hi").text == "hi\n"
@@ -43,7 +43,7 @@ async def test_all_kinds_of_calls(peer: Peer, options):
             assert list(process.stdout.lines()) == ["one", "two"]
             assert process.wait().ok
             assert [s.id for s in client.list()] == [sandbox.id]
-            many = client.create_many([FAKE, FAKE], timeout=10)
+            many = client.create_many([FAKE, FAKE], timeout=60)
             assert set(client.stop_many(many).values()) == {"stopped"}
             with pytest.raises(FileNotFoundError):
                 sandbox.files.read("/no")
@@ -56,7 +56,7 @@ async def test_all_kinds_of_calls(peer: Peer, options):
 async def test_from_many_threads(options):
     def work():
         with sync.DSecClient(**options) as client, ThreadPoolExecutor(8) as pool:
-            sandbox = client.create(FAKE, timeout=10)
+            sandbox = client.create(FAKE, timeout=60)
             results = pool.map(lambda i: sandbox.exec(f"echo {i}").text, range(40))
             assert list(results) == [f"{i}\n" for i in range(40)]
 
@@ -69,7 +69,7 @@ async def test_inside_a_running_loop(options):
     def work():
         async def cell():
             with sync.DSecClient(**options) as client:
-                return client.create(FAKE, timeout=10).exec("echo nb").text
+                return client.create(FAKE, timeout=60).exec("echo nb").text
 
         return asyncio.run(cell())
 
@@ -81,7 +81,7 @@ async def test_calls_from_its_own_callback_are_refused(options):
 
     def work():
         with sync.DSecClient(**options) as client:
-            sandbox = client.create(FAKE, timeout=10)
+            sandbox = client.create(FAKE, timeout=60)
 
             def on_output(_name, _data):
                 try:
@@ -99,7 +99,7 @@ SCRIPT = """
 import sys
 from libdsec.sync import DSecClient, DSecRunArgs
 client = DSecClient(*sys.argv[1:4]).open()
-sandbox = client.create(DSecRunArgs(backend="fake"), timeout=10)
+sandbox = client.create(DSecRunArgs(backend="fake"), timeout=60)
 print(sandbox.exec("echo made").text, end="", flush=True)
 {end}
 """

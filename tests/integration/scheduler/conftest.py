@@ -18,6 +18,8 @@ from shared.migrate import prepare, service_dsn
 from tests.integration.scheduler.world import SimEdge, Trainer, connect
 
 CLOSE_S = 60.0
+SILENT: dict[str, Any] = {"silence_s": 2.0, "lost_grace_s": 1.0}
+"""For tests of silence. With others, one that the machine holds up shall not be lost."""
 PASSWORD = "scheduler-test"
 
 
@@ -36,7 +38,7 @@ async def clean(infra: Infra) -> Endpoints:
     nc = await connect(infra.endpoints)
     for stream in STREAMS:
         try:
-            await nc.jetstream().delete_stream(stream.name)
+            await nc.jetstream(timeout=60).delete_stream(stream.name)
         except Exception as exc:
             assert "not found" in str(exc)  # noqa: PT017
     await nc.close()
@@ -50,7 +52,7 @@ async def clean(infra: Infra) -> Endpoints:
 def settings(ends: Endpoints, **kw: Any) -> Settings:
     dsn = service_dsn(ends.pg_dsn_admin, "scheduler", PASSWORD)
     values: dict[str, Any] = {
-        "silence_s": 2.0, "lost_grace_s": 1.0, "node_write_s": 0.5, "start_again_s": 1.0,
+        "silence_s": 60.0, "lost_grace_s": 60.0, "node_write_s": 0.5, "start_again_s": 1.0,
         "op_again_s": 1.0, "reconcile_s": 0.2, "view_refresh_s": 0.2, "topology_s": 2.0,
         "missing_s": 1.0, "wait_look_s": 0.1, "refused_again_s": 0.2, "resolve_s": 1.0,
     }  # fmt: skip
@@ -78,9 +80,14 @@ class World:
         return app
 
     async def edge(self, node: str, room: int = 1000, **beat: Any) -> SimEdge:
+        """One that every scheduler knows: creates may go to it from now on."""
         edge = SimEdge(self.ends, node, room, **beat)
         await edge.start()
         self._parts.append(edge.stop)
+        for app in self.apps:
+            while not any(view.id == node for view in app.fleet.views()):
+                await asyncio.sleep(0.02)
+                await app.fleet.refresh()
         return edge
 
     async def trainer(self, project: str = "lab", *, hears: bool = True) -> Trainer:
@@ -100,6 +107,7 @@ class World:
     def forget(self, app: App) -> None:
         """The test has ended this scheduler itself."""
         self._parts.remove(app.close)
+        self.apps.remove(app)
 
     async def close(self) -> None:
         for part in reversed(self._parts):

@@ -21,7 +21,16 @@ async def test_a_hundred_creates_on_two_nodes_of_ten(world: World) -> None:
         await world.scheduler()
     edges = [await world.edge("n1", 10), await world.edge("n2", 10)]
     trainer = await world.trainer()
-    sent = await asyncio.gather(*(trainer.create(expires_s=8.0) for _ in range(100)))
+    sent = await asyncio.gather(*(trainer.create(expires_s=600.0) for _ in range(100)))
+
+    async def full() -> bool:
+        return await world.states() == {"running": 20, "requested": 80}
+
+    await eventually(full)
+    # the time of those that wait is over
+    await world.sql(
+        "update sandbox set expires_at = now(), deadline_at = now() where state = 'requested'"
+    )
     results = await trainer.settled([u for uids in sent for u in uids])
     states = Counter(r.state for r in results)
     assert states == {"running": 20, "rejected": 80}

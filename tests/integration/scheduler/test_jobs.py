@@ -31,7 +31,8 @@ async def ask(trainer: Trainer, verb: str, job: str, holder: str, **kw: Any) -> 
     command = JobCommand(
         project=trainer.project, principal="p", verb=verb, request=request, reply_to=inbox
     )  # type: ignore[arg-type]
-    await trainer.nc.jetstream().publish(cmd("job", verb, trainer.project), encode(command))
+    js = trainer.nc.jetstream(timeout=60)
+    await js.publish(cmd("job", verb, trainer.project), encode(command))
     message = await answers.next_msg(timeout=60)
     await answers.unsubscribe()
     if b'"error"' in message.data:
@@ -41,7 +42,7 @@ async def ask(trainer: Trainer, verb: str, job: str, holder: str, **kw: Any) -> 
 
 async def job_of(trainer: Trainer, job: str) -> JobInfo:
     query = JobQuery(job=job, project=trainer.project)
-    answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=30)
+    answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=60)
     (found,) = decode(answer.data, JobPage).jobs
     return found
 
@@ -80,10 +81,11 @@ async def test_a_holder_that_was_only_late_finds_its_commands_going_on(world: Wo
     edge = await world.edge("n1")
     trainer = await world.trainer()
     me = ids.new()
-    await ask(trainer, "open", "late", me, lease_s=5)
+    await ask(trainer, "open", "late", me, lease_s=60)
     mine = await trainer.create(4, job="late")
     await trainer.settled(mine)
     await trainer.operate("pause", [mine[0]])
+    await ask(trainer, "renew", "late", me, lease_s=1)  # the last one
     await counted(trainer, "late", {"paused": 4})
 
     async def revived() -> bool:
@@ -99,12 +101,12 @@ async def test_renewals_keep_a_job_alive(world: World) -> None:
     edge = await world.edge("n1")
     trainer = await world.trainer()
     me = ids.new()
-    await ask(trainer, "open", "run", me, lease_s=4)
+    await ask(trainer, "open", "run", me, lease_s=8)
     uids = await trainer.create(2, job="run")
     await trainer.settled(uids)
-    end = time.monotonic() + 5.0
+    end = time.monotonic() + 9.0
     while time.monotonic() < end:
-        await ask(trainer, "renew", "run", me, lease_s=4)
+        await ask(trainer, "renew", "run", me, lease_s=8)
         await asyncio.sleep(0.2)
     assert [edge.live[u] for u in uids] == ["running"] * 2
 
@@ -145,11 +147,15 @@ async def test_a_lost_job_can_be_stopped_or_kept(world: World) -> None:
     await world.scheduler(**QUICK)
     edge = await world.edge("n1")
     trainer = await world.trainer()
-    await ask(trainer, "open", "ends", ids.new(), lease_s=1, on_lost="stop")
-    await ask(trainer, "open", "stays", ids.new(), lease_s=1, on_lost="keep")
+    me = ids.new()
+    kinds = {"ends": "stop", "stays": "keep"}
+    for job, on_lost in kinds.items():
+        await ask(trainer, "open", job, me, lease_s=60, on_lost=on_lost)
     ends = await trainer.create(2, job="ends")
     stays = await trainer.create(1, job="stays")
     await trainer.settled(ends + stays)
+    for job, on_lost in kinds.items():
+        await ask(trainer, "renew", job, me, lease_s=1, on_lost=on_lost)
     await eventually(lambda: set(edge.live) == set(stays), what="the end of one job")
     events = await eventually(
         lambda: [e for e in trainer.events if e.uid in ends and e.state == "stopped"]
@@ -211,12 +217,12 @@ async def test_an_outage_of_the_scheduler_loses_no_job(world: World) -> None:
     edge = await world.edge("n1")
     trainer = await world.trainer()
     me = ids.new()
-    await ask(trainer, "open", "run", me, lease_s=5)
+    await ask(trainer, "open", "run", me, lease_s=60)
     uids = await trainer.create(1, job="run")
     await trainer.settled(uids)
     world.forget(first)
     await first.close()
-    await asyncio.sleep(5.5)  # the lease ran out meanwhile
+    await world.sql("update job set lease_until = now() - interval '1 minute'")  # meanwhile
     await world.scheduler(**QUICK)
     await asyncio.sleep(1.0)
     renewed = await ask(trainer, "renew", "run", me, lease_s=60)
@@ -261,7 +267,7 @@ async def test_jobs_are_listed_page_by_page_with_their_counts(world: World) -> N
     after = None
     while True:
         query = JobQuery(project="lab", after=after, limit=2)
-        answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=30)
+        answer = await trainer.nc.request(rpc("scheduler", "jobs"), encode(query), timeout=60)
         page = decode(answer.data, JobPage)
         found += page.jobs
         after = page.next

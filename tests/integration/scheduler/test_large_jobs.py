@@ -102,7 +102,7 @@ async def listed(trainer: Trainer) -> dict[str, int]:
     after = None
     while True:
         query = SandboxQuery(project="lab", job="large", after=after, limit=1000)
-        answer = await trainer.nc.request(rpc("scheduler", "sandboxes"), encode(query), timeout=30)
+        answer = await trainer.nc.request(rpc("scheduler", "sandboxes"), encode(query), timeout=60)
         assert len(answer.data) < MESSAGE_BYTES
         page = decode(answer.data, SandboxPage)
         found.update(s.state for s in page.sandboxes)

@@ -10,14 +10,14 @@ from schemas.base import ErrorReply, decode, encode
 from schemas.iam import IamQuery
 from schemas.node import JoinRequest, NodeCommand, NodeList, Resources
 from schemas.subjects import cmd, hb, join, rpc
-from tests.integration.scheduler.conftest import World
+from tests.integration.scheduler.conftest import SILENT, World
 from tests.integration.scheduler.world import SimEdge, Trainer, eventually, saw
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def fleet(trainer: Trainer) -> dict[str, str]:
-    answer = await trainer.nc.request(rpc("scheduler", "nodes"), encode(IamQuery()), timeout=30)
+    answer = await trainer.nc.request(rpc("scheduler", "nodes"), encode(IamQuery()), timeout=60)
     return {n.id: n.state for n in decode(answer.data, NodeList).nodes}
 
 
@@ -26,14 +26,14 @@ async def node_op(trainer: Trainer, verb: str, node: str) -> bytes:
     answers = await trainer.nc.subscribe(reply)
     await trainer.nc.flush()
     body = encode(NodeCommand(request_id="r", node=node, verb=verb))
-    await trainer.nc.jetstream().publish(
+    await trainer.nc.jetstream(timeout=60).publish(
         cmd("node", "op", node), body, headers={"Dsec-Reply": reply}
     )
-    return (await answers.next_msg(timeout=30)).data
+    return (await answers.next_msg(timeout=60)).data
 
 
 async def test_a_silent_node_loses_its_sandboxes(world: World) -> None:
-    await world.scheduler()
+    await world.scheduler(**SILENT)
     gone, here = await world.edge("gone"), await world.edge("here")
     trainer = await world.trainer()
     uids = await trainer.create(20)
@@ -63,7 +63,7 @@ async def _ready(trainer: Trainer, node: str) -> bool:
 
 
 async def test_a_short_silence_costs_nothing(world: World) -> None:
-    await world.scheduler(lost_grace_s=30)
+    await world.scheduler(silence_s=2.0)
     edge = await world.edge("n1")
     trainer = await world.trainer()
     uids = await trainer.create(3)
@@ -81,8 +81,8 @@ async def test_a_short_silence_costs_nothing(world: World) -> None:
 
 async def test_a_scheduler_that_hears_nothing_condemns_nobody(world: World) -> None:
     """Two schedulers, one deaf: what the other hears counts."""
-    app = await world.scheduler()
-    await world.scheduler()
+    app = await world.scheduler(silence_s=4.0)
+    await world.scheduler(silence_s=4.0)
     await world.edge("n1")
     trainer = await world.trainer()
     uids = await trainer.create()
@@ -93,7 +93,7 @@ async def test_a_scheduler_that_hears_nothing_condemns_nobody(world: World) -> N
 
     app.watcher._beats.clear()
     app.watcher.heard = deaf  # type: ignore[method-assign]
-    for _ in range(8):
+    for _ in range(12):
         app.watcher._beats.clear()
         await asyncio.sleep(0.5)
         assert await app.watcher.look() == []
@@ -105,7 +105,7 @@ async def test_heartbeats_and_joins_under_a_foreign_name_are_refused(world: Worl
     edge = await world.edge("n1")
     trainer = await world.trainer()
     request = JoinRequest(node="n2", epoch="e", capacity=Resources())
-    answer = await edge.nc.request(join("n1"), encode(request), timeout=30)
+    answer = await edge.nc.request(join("n1"), encode(request), timeout=60)
     assert decode(answer.data, ErrorReply).error.code == "forbidden"
     impostor = SimEdge(world.ends, "n9")
     impostor.nc = edge.nc
@@ -140,7 +140,7 @@ async def test_a_joining_edge_hears_what_to_forget(world: World) -> None:
 
 
 async def test_a_sandbox_reported_after_the_join_is_kept(world: World) -> None:
-    await world.scheduler(missing_s=3)
+    await world.scheduler(missing_s=60)
     edge = await world.edge("n1")
     trainer = await world.trainer()
     uids = await trainer.create()
@@ -214,7 +214,9 @@ async def test_a_node_that_admits_nothing_gets_nothing(world: World) -> None:
     await world.edge("full", admitting=False)
     await world.edge("open")
     trainer = await world.trainer()
-    await eventually(lambda: {v.id for v in app.fleet.views() if not v.away} == {"open"})
+    await eventually(
+        lambda: {v.id: bool(v.away) for v in app.fleet.views()} == {"full": True, "open": False}
+    )
     uids = await trainer.create(10)
     assert {r.node for r in await trainer.settled(uids)} == {"open"}
 
@@ -224,7 +226,7 @@ async def test_a_start_that_nobody_answers_expires(world: World) -> None:
     edge = await world.edge("n1")
     edge.on_start = lambda _: []
     trainer = await world.trainer()
-    uids = await trainer.create(2, expires_s=2.0)
+    uids = await trainer.create(2, expires_s=6.0)
     for result in await trainer.settled(uids):
         assert result.state == "failed"
         assert result.error is not None
@@ -241,7 +243,7 @@ async def test_a_start_that_nobody_answers_expires(world: World) -> None:
 async def test_a_stop_on_a_frozen_node_is_answered_and_carried_out_when_it_wakes(
     world: World,
 ) -> None:
-    await world.scheduler(lost_grace_s=3600.0)
+    await world.scheduler(silence_s=2.0, lost_grace_s=3600.0)
     frozen, well = await world.edge("n1"), await world.edge("n2")
     trainer = await world.trainer()
     uids = await trainer.create(8)

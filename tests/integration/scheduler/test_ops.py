@@ -115,6 +115,8 @@ async def test_stop_works_in_every_state(world: World, state: str) -> None:
         return await world.states() == {state: 1}
 
     await eventually(reached)
+    if silent_in:  # what the row says is asked for, the edge hears a moment later
+        await eventually(lambda: any(verb == silent_in for verb, _ in edge.ops))
     edge.on_op = obey
     if state == "stopping":
         second = await trainer.op("stop", uids)
@@ -189,6 +191,7 @@ async def test_duplicate_and_disordered_observations_change_nothing(world: World
     await edge.observe([saw(uid, stop.generation, "stopped")] * 3)
     await eventually(lambda: asked in trainer.op_replies)
     await edge.observe([saw(uid, generation, "failed"), saw(uid, generation, "refused")])
+    await eventually(lambda: trainer.states_told(uid) == ["running", "stopped"])
     await asyncio.sleep(0.3)
     assert await world.states() == {"stopped": 1}
     assert trainer.states_told(uid) == ["running", "stopped"]
@@ -226,6 +229,7 @@ async def test_what_is_asked_for_while_its_opposite_is_under_way_is_done_after_i
         return await world.states() == {"pausing": 1}
 
     await eventually(is_pausing)
+    await eventually(lambda: edge.ops)
     edge.on_op = obey
     results = await trainer.operate("resume", uids)
     assert (results[uids[0]].state, results[uids[0]].error) == ("running", None)
@@ -263,7 +267,7 @@ async def test_a_pause_of_what_its_client_resumed_at_the_node_just_now_counts(
     world: World,
 ) -> None:
     """The row is older than what the node did; what the node tells of it comes late."""
-    await world.scheduler()
+    await world.scheduler(op_again_s=60)
     edge = await world.edge("n1")
     trainer = await world.trainer()
     (uid,) = uids = await trainer.create(job="j")

@@ -60,12 +60,12 @@ async def test_a_create_waits_for_a_node_that_is_busy_for_a_moment(world: World)
         return trainer.results[uids[0]].state == "running"
 
     await eventually(running)
-    assert trainer.states_told(uids[0]) == ["running"]
+    await eventually(lambda: trainer.states_told(uids[0]) == ["running"])
     assert len(edge.started) == 1
 
 
 async def test_one_that_waited_in_vain_hears_what_every_node_was_out_of(world: World) -> None:
-    await world.scheduler()
+    await world.scheduler(silence_s=2.0)
     trainer = await world.trainer()
     await busy_edge(world, "n1")
     silent = await world.edge("n2")
@@ -77,7 +77,7 @@ async def test_one_that_waited_in_vain_hears_what_every_node_was_out_of(world: W
 
     await eventually(lost)
     begun = asyncio.get_running_loop().time()
-    (result,) = await trainer.settled(await trainer.create(expires_s=1.5))
+    (result,) = await trainer.settled(await trainer.create(expires_s=5.0))
     assert asyncio.get_running_loop().time() - begun > 1.0
     error = refused(result)
     assert error.message == f"2 nodes: 1 lost, 1 {BUSY}"
@@ -170,8 +170,8 @@ async def test_the_queue_is_bounded_and_survives_its_scheduler(world: World) -> 
     edge = await busy_edge(world, "n1")
     uids = await trainer.create(5)
     await in_queue(world, 3)
+    await eventually(lambda: len(trainer.results) == 2)
     over = [uid for uid in uids if uid in trainer.results]
-    assert len(over) == 2
     for uid in over:
         assert "3 creates wait" not in refused(trainer.results[uid]).message  # it was empty
         assert "(wait_rows)" in refused(trainer.results[uid]).message

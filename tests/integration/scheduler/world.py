@@ -65,6 +65,7 @@ async def eventually(
 async def connect(ends: Endpoints) -> Client:
     return await nats.connect(
         ends.nats_url,
+        connect_timeout=60,
         user="scheduler",
         password=ends.nats_users["scheduler"],
         max_reconnect_attempts=-1,
@@ -114,7 +115,7 @@ class SimEdge:
             capacity=self.capacity,
             live=sorted(self.live) if live is None else live,
         )
-        answer = await self.nc.request(join(self.node), encode(request), timeout=30)
+        answer = await self.nc.request(join(self.node), encode(request), timeout=60)
         reply = decode(answer.data, JoinReply)
         self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._take())]
         return reply
@@ -229,6 +230,7 @@ class Trainer:
         self.op_replies: dict[str, OpReply] = {}
         self._op_parts: dict[str, list[ItemResult]] = {}
         self.events: list[SandboxEvent] = []
+        self._heard: set[str] = set()
         self.nc: Client
 
     async def start(self) -> None:
@@ -257,7 +259,11 @@ class Trainer:
             self.op_replies[reply.request_id] = replace(reply, results=parts)
 
     async def _event(self, message: Msg) -> None:
-        self.events.append(decode(message.data, SandboxEvent))
+        # what was sent again because its acknowledgement came late is in the stream once
+        id_ = (message.headers or {}).get("Nats-Msg-Id", "")
+        if not id_ or id_ not in self._heard:
+            self._heard.add(id_)
+            self.events.append(decode(message.data, SandboxEvent))
 
     def command(
         self, count: int = 1, *, request_id: str | None = None, expires_s: float = 60.0,
@@ -283,7 +289,7 @@ class Trainer:
 
     async def send(self, *commands: CreateCommand) -> list[str]:
         body = encode(SandboxCreate(commands=list(commands)))
-        await self.nc.jetstream().publish(cmd("sandbox", "create", "k"), body)
+        await self.nc.jetstream(timeout=60).publish(cmd("sandbox", "create", "k"), body)
         return [i.uid for c in commands for i in c.items]
 
     async def create(self, count: int = 1, **kw: Any) -> list[str]:
@@ -306,7 +312,7 @@ class Trainer:
             reply_to=f"{self.inbox}.op",
         )
         body = encode(SandboxOp(commands=[command]))
-        await self.nc.jetstream().publish(cmd("sandbox", "op", "k"), body)
+        await self.nc.jetstream(timeout=60).publish(cmd("sandbox", "op", "k"), body)
         return request_id
 
     async def operate(self, verb: str, uids: list[str], **kw: Any) -> dict[str, ItemResult]:

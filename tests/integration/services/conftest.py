@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
@@ -37,6 +38,15 @@ do = "tighten"
 """
 
 
+class Patient(Bus):
+    """Waits for an answer as long as a busy machine may take."""
+
+    async def request(
+        self, subject: str, message: Any, type_: Any, *, timeout_s: float = SETTLE_S
+    ) -> Any:
+        return await super().request(subject, message, type_, timeout_s=timeout_s)
+
+
 class Sandboxes:
     """What the scheduler knows; ``asked`` counts its questions. ``there`` can be unset."""
 
@@ -66,7 +76,7 @@ class Sandboxes:
 
 @pytest.fixture
 async def bus(stack: Stack) -> AsyncIterator[Bus]:
-    made = Bus(stack.settings(), "test")
+    made = Patient(stack.settings(), "test")
     await made.start()
     await declare(made.js)
     yield made

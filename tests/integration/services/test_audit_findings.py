@@ -69,14 +69,19 @@ async def entries(bus: Bus, count: int, **query: Any) -> list[AuditEntry]:
 
 
 class Heard:
-    """Messages of a subject."""
+    """Messages of a subject, as their stream keeps them: what is sent again because its
+    acknowledgement came late is there once."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Msg] = asyncio.Queue()
+        self._ids: set[str] = set()
 
     async def on(self, bus: Bus, subject: str) -> Heard:
         async def put(message: Msg) -> None:
-            self.queue.put_nowait(message)
+            id_ = (message.headers or {}).get("Nats-Msg-Id", "")
+            if not id_ or id_ not in self._ids:
+                self._ids.add(id_)
+                self.queue.put_nowait(message)
 
         await bus.client.subscribe(subject, cb=put)
         await bus.client.flush()

@@ -12,6 +12,7 @@ from nats.js.api import StreamConfig
 from schemas.streams import Durable
 from shared.bus import Bus, Outgoing
 from shared.consumer import BatchConsumer, Received
+from shared.errors import Unavailable
 from shared.topology import consumer_config
 
 
@@ -60,6 +61,16 @@ class Recorder:
                 await asyncio.sleep(0.01)
 
 
+async def stored(bus: Bus, outgoing: Sequence[Outgoing], within_s: float = 60.0) -> None:
+    """Stores with repetitions, as an outbox does."""
+    async with asyncio.timeout(within_s):
+        while True:
+            try:
+                return await bus.store(outgoing)
+            except Unavailable:
+                await asyncio.sleep(0.1)
+
+
 async def unacknowledged(bus: Bus, durable: Durable) -> int:
     """Messages that the server still holds for the durable."""
     info = await bus.js.consumer_info(durable.stream, durable.name)
@@ -73,4 +84,6 @@ async def settled(bus: Bus, durable: Durable, within_s: float = 60.0) -> None:
             await asyncio.sleep(0.05)
 
 
-__all__ = ["BatchConsumer", "Recorder", "make_durable", "messages", "settled", "unacknowledged"]
+__all__ = [
+    "BatchConsumer", "Recorder", "make_durable", "messages", "settled", "stored", "unacknowledged",
+]  # fmt: skip

@@ -18,7 +18,7 @@ from shared.errors import Conflict, Internal, InvalidRequest, Unavailable, Unsup
 from shared.health import Health
 from shared.settings import Common
 from tests.integration.conftest import Stack
-from tests.integration.shared.streams import make_durable, messages
+from tests.integration.shared.streams import make_durable, messages, stored
 
 pytestmark = pytest.mark.integration
 
@@ -157,7 +157,7 @@ async def test_storing_recovers_after_more_losses_than_may_be_in_flight(own_stac
         async with asyncio.timeout(60):
             while not bus.client.is_connected:
                 await asyncio.sleep(0.05)
-    await bus.store(many)
+    await stored(bus, many)
     assert (await bus.js.stream_info(durable.stream)).state.messages == 3000
     assert bus._stored is not None
     assert bus._stored.in_flight == 0

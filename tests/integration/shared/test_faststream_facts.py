@@ -22,6 +22,8 @@ from tests.integration.shared.streams import make_durable, messages
 
 pytestmark = pytest.mark.integration
 
+FETCH_S = 20.0
+
 
 @pytest.fixture
 async def broker(stack: Stack) -> AsyncIterator[NatsBroker]:
@@ -93,9 +95,11 @@ async def test_its_batch_pull_waits_out_its_timeout(bus: Bus, broker: NatsBroker
         got.set()
 
     await subscribed(
-        broker, durable, take, pull_sub=PullSub(batch_size=256, timeout=5.0, batch=True)
+        broker, durable, take, pull_sub=PullSub(batch_size=256, timeout=FETCH_S, batch=True)
     )
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):  # it is under way
+        while not (await bus.js.consumer_info(durable.stream, durable.name)).num_waiting:
+            await asyncio.sleep(0.02)
     await bus.store(messages(durable, ["m"]))
     await asyncio.sleep(0.4)
     assert not got.is_set(), "the message lies there until the fetch times out"

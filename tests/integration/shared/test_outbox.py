@@ -20,6 +20,9 @@ from tests.integration.shared.streams import make_durable
 
 pytestmark = pytest.mark.integration
 
+HOUR_S = 3600.0
+"""Longer than any test."""
+
 
 @pytest.fixture
 async def dsn(dsn_of: Callable[[str], str], admin_dsn: str) -> str:
@@ -50,12 +53,10 @@ async def left(dsn: str) -> int:
         await connection.close()
 
 
-async def age(dsn: str) -> None:
+async def age(dsn: str, by_s: float = SWEEP_AFTER_S + 1) -> None:
     """Makes all rows old enough for the sweep."""
     connection = await asyncpg.connect(dsn)
-    await connection.execute(
-        "update burst.outbox set at = at - make_interval(secs => $1)", SWEEP_AFTER_S + 1
-    )
+    await connection.execute("update burst.outbox set at = at - make_interval(secs => $1)", by_s)
     await connection.close()
 
 
@@ -92,13 +93,16 @@ async def test_committed_messages_are_sent_in_order_with_headers_and_forgotten(
     assert [(m.headers or {})["k"] for m in got] == [f"v{i}" for i in range(50)]
 
 
-async def test_a_crash_after_the_commit_loses_nothing(bus: Bus, db: Database, dsn: str) -> None:
+async def test_a_crash_after_the_commit_loses_nothing(
+    bus: Bus, db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The writer dies between commit and sending: another process' sweep sends."""
+    monkeypatch.setattr("shared.outbox.SWEEP_AFTER_S", HOUR_S)
     durable = await make_durable(bus)
     await write(Outbox(bus, db), db, some(durable, 10))
     survivor = Outbox(bus, db)
     assert await survivor.sweep() == 0, "young rows belong to their writer"
-    await age(dsn)
+    await age(dsn, HOUR_S + 1)
     assert await survivor.sweep() == 10
     assert (await stored(bus, durable), await left(dsn)) == (10, 0)
 
@@ -163,6 +167,8 @@ async def test_refused_rows_are_given_up_in_the_end_and_others_pass_them(
     """More of them than one sweep takes, and older than everything else."""
     monkeypatch.setattr("shared.outbox.SWEEP_ROWS", 5)
     monkeypatch.setattr("shared.outbox.TRIES", 3)
+    monkeypatch.setattr("shared.outbox.PAUSE_S", HOUR_S)
+    monkeypatch.setattr("shared.outbox.PAUSE_MAX_S", HOUR_S)
     dead = await make_durable(bus)
     monkeypatch.setattr("shared.stored.dlq", lambda _: dead.filters[0])
     durable = await make_durable(bus)

@@ -58,7 +58,7 @@ async def test_a_hanging_check_is_reported_in_time(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_silent_or_rude_client_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "CHECK_S", 0.2)
+    monkeypatch.setattr(health, "CHECK_S", 60.0)  # the silent ones are still there
     made = Health("test")
     made.add("bus", good)
     port = await made.serve(0)

@@ -55,7 +55,7 @@ async def test_the_first_call_may_wait_and_a_call_at_work_is_cancelled() -> None
     assert not begun.is_set()
     eager = Periodic("now", work, every_s=60)
     eager.start()
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 60)
     await eager.close()
     assert ended.is_set()
     await Periodic("never started", work, every_s=1).close()
@@ -74,7 +74,7 @@ async def test_a_cancellation_that_comes_out_as_an_error_ends_it_all_the_same() 
     periodic = Periodic("looks", work, every_s=3600)
     periodic.start()
     await begun.wait()
-    await asyncio.wait_for(periodic.close(), 5)
+    await asyncio.wait_for(periodic.close(), 60)
 
 
 async def test_a_call_that_is_asked_for_comes_before_its_time() -> None:

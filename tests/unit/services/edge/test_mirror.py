@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import time
@@ -187,6 +188,7 @@ def test_a_copy_that_is_given_up_leaves_no_descriptor(
 ) -> None:
     (upper / "large").write_bytes(bytes(mirror.COPY_BYTES * 2))
     asked = iter([False] * 3)
+    gc.collect()  # what others forgot must not go meanwhile
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Cancelled):
         mirrored(upper, tmp_path / "copy", lambda: next(asked, True)).bring_up()

@@ -125,7 +125,7 @@ async def test_a_limit_counts_what_the_sandbox_runs() -> None:
 
     async def limited() -> bool:
         try:
-            async with run.timeout(1.0):
+            async with run.timeout(2.0):
                 await asyncio.sleep(300)
         except TimeoutError:
             return True
@@ -135,7 +135,7 @@ async def test_a_limit_counts_what_the_sandbox_runs() -> None:
     await asyncio.sleep(0.05)
     run.stop()
     second = asyncio.ensure_future(limited())
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(2.2)
     assert not first.done() and not second.done()
     run.go()
     assert await asyncio.wait_for(first, 60) and await asyncio.wait_for(second, 60)

@@ -335,3 +335,13 @@ def test_a_time_limit_that_paused_a_sandbox_is_its_cause_while_it_stands() -> No
     for cause, time_up in (("deadline", "deadline"), ("oom", None)):
         _, over = see(sandbox("running"), "stopped", cause=cause)
         assert reads.info(over, None).time_up == time_up
+
+
+def test_one_that_waited_too_long_by_the_look_at_it_hears_when_to_come_again() -> None:
+    """As one that was looked at in time does."""
+    made = changes(sandbox(life.REQUESTED, cause=decide.WAITING, message="1 node: 1 busy"))
+    decide.overdue(made, made.rows[UID], now=1001.0, deadlines=AFTER)
+    assert made.rows[UID].state == life.REJECTED
+    error = made.rows[UID].error
+    assert error is not None
+    assert (error.code, error.retry_after_s) == ("capacity_exhausted", decide.RETRY_AFTER_S)
