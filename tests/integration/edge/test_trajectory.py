@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 
 from schemas.base import Ok, decode, encode
 from schemas.exec import ExecReply, ExecRequest, FileRequest, InfoRequest
+from schemas.subjects import trj
 from schemas.trajectory import (
     NOTE_BYTES,
     NoteReply,
@@ -24,7 +25,7 @@ from schemas.trajectory import (
     output_of,
 )
 from shared import ids
-from tests.integration.edge.cluster import WAIT_S, Cluster, until
+from tests.integration.edge.cluster import NODE, WAIT_S, Cluster, until
 
 
 class Told:
@@ -218,6 +219,10 @@ async def test_what_ended_with_its_sandbox_is_told_too(system: Cluster, told: To
     await until_begun(system, uid, 2)
     await system.scheduler.op("stop", uid)
     await system.scheduler.observed(uid, "stopped")
+    # who hears of the end finds the log whole
+    last = await system.scheduler.bus.js.get_last_msg("DSEC_TRJ", trj(NODE))
+    records = decode(last.data or b"", TrajectoryRecords).records
+    assert (uid, 2) in {(r.uid, r.seq) for r in records if r.ended_at}
     await until(lambda: told.ended(uid) == [1, 2])
     reply = told.records[uid, 2].reply
     assert reply is not None and reply["error"]["code"] == "sandbox_died"
