@@ -8,6 +8,7 @@ import pytest
 
 from services.edge.drivers.base import Handle
 from shared.errors import InvalidRequest
+from tests.conformance.harness import until
 from tests.security.redteam.conftest import Field
 from tests.security.redteam.test_findings import found
 
@@ -63,7 +64,7 @@ async def test_callers_without_end_are_counted_and_cost_their_turn(
     handle = await field.start({"preset": "locked"})
     sandboxes.append(handle)
     await field.sh(
-        handle, "for i in $(seq 40); do timeout 2 /attempt unix /run/dsec/aether.sock; done"
+        handle, "for i in $(seq 40); do timeout 60 /attempt unix /run/dsec/aether.sock; done"
     )
     told = await field.when_told(handle, "observer", 40)
     assert sum(v.count for v in told) == 40
@@ -125,7 +126,7 @@ async def test_sensors_are_there_again_after_a_new_edge(
     handle = await field.driver.recover(handle, spec)  # type: ignore[assignment]
     await field.sh(handle, "ls /opt/answers")
     assert await field.attempt(handle, "unix", "/run/dsec/aether.sock") == "ok"
-    await field.when_told(handle, "observer", 2)
+    await until(lambda: len(found(field, handle)) >= 2)
     assert found(field, handle).keys() == {"answer_search", "forged_request"}
 
 
