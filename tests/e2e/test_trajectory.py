@@ -115,13 +115,11 @@ async def test_a_long_output_is_read_back_whole(
     assert record.result is not None and record.result.truncated[0] > 2_000_000
 
 
-    async def all_of_it() -> bool:  # its pieces follow the record
+    async def all_of_it() -> Any:  # its pieces follow the record
         whole = (await log.whole(record)).result
-        return whole is not None and whole.truncated == (0, 0)
+        return whole if whole is not None and whole.truncated == (0, 0) else None
 
-    await until(all_of_it, what="the whole output is with the services")
-    whole = (await log.whole(record)).result
-    assert whole is not None
+    whole = await until(all_of_it, what="the whole output is with the services")
     assert (whole.stdout, whole.stderr) == (first.stdout, first.stderr)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "libdsec", "trajectory", sandbox.id, "--json", "--whole",
@@ -136,10 +134,8 @@ async def test_a_running_command_is_followed_and_does_not_run_twice(
 ) -> None:
     """(L23)"""
     async with sandbox_of(containers) as sandbox:
-        command = (
-            "echo begun | tee -a /tmp/runs; tee /tmp/in; "
-            "until [ -e /tmp/go ]; do sleep 0.1; done; echo done"
-        )
+        waits = "until [ -e /tmp/go ]; do sleep 0.1; done"
+        command = f"echo begun | tee -a /tmp/runs; tee /tmp/in; {waits}; echo done"
 
         async def work(steps: FastForward) -> Any:
             await steps.exec("echo", "first")
