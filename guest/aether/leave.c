@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LEAVE_MAX_NS 1000000000ull
+#define LEAVE_MAX_NS 3000000000ull /* a busy node may give it no turn for long */
 #define INTERRUPT_AGAIN_NS 10000000ull
 #define YOUNG_NS 50000000ull
 #define ANCESTORS_MAX 64

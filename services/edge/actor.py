@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -67,6 +67,8 @@ class Context:
     report: Callable[[str], BackendReport]
     gone: Callable[[Sandbox], None]
     captures: Captures
+    routed: Callable[[Sandbox], Coroutine[Any, Any, None]]
+    told: Callable[[str], Awaitable[None]]
 
 
 class Sandbox:
@@ -296,6 +298,8 @@ class Sandbox:
     async def _now_live(self, change: Change) -> None:
         self.activity.touch()
         now: Observed = "paused" if self.pauses.standing == "paused" else "running"
+        if self.accepted.resolved.spec.routes:
+            await self.fate.race(self._context.routed(self))
         await self._context.observer.emit([self.observation(now)], change)
         if self.ending is None:
             self._phase = "live"
@@ -316,8 +320,9 @@ class Sandbox:
         )  # fmt: skip
         self._phase = "gone"
         await self._context.observer.emit(
-            [observation], records.bury(observation), *records.remove(self.uid)
-        )
+            [observation], records.bury(observation), *records.remove(self.uid),
+            first=self._context.told(self.uid),  # who hears of its end may read its log
+        )  # fmt: skip
         # only now: until the tombstone is there, a late start must find the sandbox
         self._context.gone(self)
 

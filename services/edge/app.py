@@ -99,7 +99,8 @@ class Edge:
                 recover_timeout_s=settings.recover_timeout_s,
                 verifying_max_s=settings.verifying_max_s,
             ),
-            measured=lambda: self.meter.last, added=self.routes.serve, routes=self.routes.known,
+            measured=lambda: self.meter.last, routed=self.routes.serve, told=self._told,
+            routes=self.routes.known,
         )  # fmt: skip
         self.door = Door(
             self.supervisor, node=settings.node, link=self.link, execs=self.execs,
@@ -148,6 +149,10 @@ class Edge:
             self.execs.close()
             await self.health.close()
             self._lock.close()
+
+    async def _told(self, uid: str) -> None:
+        """Of a sandbox that has ended."""
+        await self.trail.settle(uid, self.door.logging(uid))
 
     async def _watched(self) -> None:
         if is_remote(self.settings.store_url):

@@ -117,6 +117,11 @@ class Door:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=RETRY_AFTER_S * 4)
 
+    def logging(self, uid: str) -> list[asyncio.Task[None]]:
+        """The operations of a sandbox that run and get a record."""
+        running = (op for (of, _), op in self._running.items() if of == uid and op.claimed)
+        return [op.task for op in running if op.task is not None]
+
     # -- a message comes in -----------------------------------------------------------
 
     def _message(self, msg: Msg) -> None:

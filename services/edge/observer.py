@@ -171,16 +171,21 @@ class Observer:
         await self.observations.flush()
         await self.access.flush()
 
-    async def emit(self, observations: Sequence[Observation], *changes: Change) -> None:
-        """Journals ``observations`` together with ``changes``, then publishes them.
-        A journal that can't be written is logged: what was observed is true anyway
-        and is still published."""
+    async def emit(
+        self, observations: Sequence[Observation], *changes: Change,
+        first: Awaitable[None] | None = None,
+    ) -> None:  # fmt: skip
+        """Journals ``observations`` together with ``changes``, then publishes them, after
+        ``first``. A journal that can't be written is logged: what was observed is true
+        anyway and is still published."""
         rows = [(self._next(), encode(o)) for o in observations]
         inserts = [records.outbox(row, OBSERVATIONS, data) for row, data in rows]
         try:
             await self._journal.write(*changes, *inserts)
         except Unavailable as exc:
             log.error("not journalled: %s", exc.message)
+        if first is not None:
+            await first
         for row, data in rows:
             self.observations.put(row, data)
 

@@ -31,9 +31,10 @@ BUS = "bus"
 WAITING = 2
 """Acceptors of one route: while one takes a connection another one waits."""
 CONNECT_S = 10.0
+LISTEN_S = 5.0
 READ_BYTES = 64 * 1024
 AGAIN_MIN_S, AGAIN_MAX_S = 0.05, 2.0
-"""Wait after an acceptor failed, as while the sandbox starts or its agent is away."""
+"""Wait after an acceptor failed, as while the sandbox's agent is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +115,22 @@ class Routes:
         self._most = most
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def serve(self, sandbox: Sandbox) -> None:
-        """Keeps the routes of its spec until the sandbox ends."""
+    async def serve(self, sandbox: Sandbox) -> None:
+        """Keeps the routes of its spec until the sandbox ends. Returns when their ports
+        listen, or cannot; an agent that does not say so for ``LISTEN_S`` is not waited for."""
         wanted = sandbox.accepted.resolved.spec.routes
         room = asyncio.Semaphore(self._most)
+        listening: list[asyncio.Event] = []
         for name, port in wanted.items():
             if (address := self.known.get(name)) is not None:
                 for _ in range(WAITING):
-                    self._spawn(self._accept(sandbox, port, address, room))
+                    listens = asyncio.Event()
+                    listening.append(listens)
+                    self._spawn(self._accept(sandbox, port, address, room, listens))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LISTEN_S):
+                for listens in listening:
+                    await listens.wait()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -130,13 +139,14 @@ class Routes:
         return task
 
     async def _accept(
-        self, sandbox: Sandbox, port: int, address: Address, room: asyncio.Semaphore
-    ) -> None:
+        self, sandbox: Sandbox, port: int, address: Address, room: asyncio.Semaphore,
+        listens: asyncio.Event,
+    ) -> None:  # fmt: skip
         wait_s = AGAIN_MIN_S
         while sandbox.ending is None:
             await room.acquire()
             relayed = Relayed(address)
-            carrying = self._spawn(self._carry(sandbox, port, relayed, room))
+            carrying = self._spawn(self._carry(sandbox, port, relayed, room, listens))
             coming = asyncio.ensure_future(relayed.came.wait())
             try:
                 await asyncio.wait({carrying, coming}, return_when=asyncio.FIRST_COMPLETED)
@@ -149,17 +159,20 @@ class Routes:
             wait_s = min(wait_s * 2, AGAIN_MAX_S)
 
     async def _carry(
-        self, sandbox: Sandbox, port: int, relayed: Relayed, room: asyncio.Semaphore
-    ) -> None:
+        self, sandbox: Sandbox, port: int, relayed: Relayed, room: asyncio.Semaphore,
+        listens: asyncio.Event,
+    ) -> None:  # fmt: skip
         try:
             driver = offered(sandbox.driver, Accepting)
             assert driver is not None
-            await sandbox.fate.race(driver.accept(sandbox.present(), port, relayed))
+            accepting = driver.accept(sandbox.present(), port, relayed, listens=listens)
+            await sandbox.fate.race(accepting)
         except Interrupted:
             pass
         except (DsecError, OSError) as exc:
             log.info("a route of sandbox %s: %r", sandbox.uid, exc)
         finally:
+            listens.set()
             relayed.close()
             room.release()
 

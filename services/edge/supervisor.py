@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -73,7 +74,8 @@ class Supervisor:
     def __init__(
         self, drivers: Mapping[str, Driver], *, journal: Journal, observer: Observer,
         locator: Locator, clock: Clock, bounds: Bounds, measured: Callable[[], Measured],
-        added: Callable[[Sandbox], None] = lambda _: None, routes: Collection[str] = (),
+        routed: Callable[[Sandbox], Coroutine[Any, Any, None]],
+        told: Callable[[str], Awaitable[None]], routes: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._drivers = dict(drivers)
         self._closed = set(drivers)  # not opened yet
@@ -81,7 +83,6 @@ class Supervisor:
         self._observer = observer
         self._clock = clock
         self._limits = bounds.limits
-        self._added = added
         self._routes = routes
         self._measured = measured
         self.reports: dict[str, BackendReport] = {}
@@ -93,6 +94,7 @@ class Supervisor:
             stop_timeout_s=bounds.stop_timeout_s, recover_timeout_s=bounds.recover_timeout_s,
             verifying_max_s=bounds.verifying_max_s,
             report=self._report, gone=self._gone, captures=Captures(self.find),
+            routed=routed, told=told,
         )  # fmt: skip
 
     # -- the edge starts and ends ---------------------------------------------------
@@ -134,7 +136,7 @@ class Supervisor:
         backend = row.accepted.resolved.spec.backend
         driver = self._drivers.get(backend)
         if driver is not None:
-            self._launch(self._add(row, driver))
+            self._add(row, driver).launch()
             return
         observation = Observation(
             uid=row.uid, generation=row.generation, observed="failed", cause="runtime",
@@ -243,7 +245,7 @@ class Supervisor:
         sandbox = self._add(row, driver)
         decided.added.append(sandbox)
         decided.changes.append(records.accept(row))
-        decided.actions.append(lambda: self._launch(sandbox))
+        decided.actions.append(sandbox.launch)
 
     def _refuse(self, item: StartItem, error: DsecError, decided: _Decided) -> None:
         observation = Observation(
@@ -345,10 +347,6 @@ class Supervisor:
         self.sandboxes[sandbox.uid] = sandbox
         self.committed = self.committed.plus(sandbox.demand)
         return sandbox
-
-    def _launch(self, sandbox: Sandbox) -> None:
-        sandbox.launch()
-        self._added(sandbox)
 
     def _gone(self, sandbox: Sandbox) -> None:
         if self.sandboxes.get(sandbox.uid) is sandbox:

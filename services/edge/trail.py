@@ -16,7 +16,7 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -50,6 +50,7 @@ BATCH = 500
 BATCH_BYTES = 1024 * 1024
 """Records of one message: more begin the next one."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
+SETTLE_S = 2.0
 
 MAX_LOGGED_NOTE_BYTES = NOTE_BYTES * 4 // 3 + 1024
 """A note is kept as a whole: its content in base64, and the rest of it."""
@@ -81,6 +82,7 @@ class Trail:
         self._wake = asyncio.Event()
         self._wake.set()
         self._behind = True
+        self._telling = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -91,6 +93,19 @@ class Trail:
         """One try to tell what waits, for an orderly end."""
         with contextlib.suppress(DsecError):
             await self._tell()
+
+    async def settle(self, uid: str, running: Collection[asyncio.Task[None]]) -> None:
+        """Tells at once what is known of a sandbox whose end is about to be told, its last
+        operations, which end with it, among it: its log is whole for who asks after that. What
+        takes longer than ``SETTLE_S`` is told later, as ever."""
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                if running:
+                    await asyncio.wait(running)
+                if any(key[0] == uid for key in self._waiting):
+                    await self._tell()
+        except (DsecError, TimeoutError) as exc:
+            log.info("the log of sandbox %s is told after its end: %r", uid, exc)
 
     async def close(self) -> None:
         """Ends; what is untold stays in the journal."""
@@ -211,6 +226,10 @@ class Trail:
             self._journal.post(*records.told(records.RESULT_TOLD, unreadable))
 
     async def _tell(self) -> None:
+        async with self._telling:  # what two told at once would be told twice
+            await self._tell_all()
+
+    async def _tell_all(self) -> None:
         while self._waiting:
             self._execs.tell()  # first the intents, then that they are told
             batch = self._batch()

@@ -56,6 +56,9 @@ class Harness(Protocol):
 
 HANG_S = 60.0
 """What has not come by then does not come: no test waits so long for what is not stuck."""
+SLEEPERS = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -cxE '[s]leep'"
+"""A command that counts the `sleep`s that run. What is dead has no command line, but has a
+name until it is reaped, which may be a moment later."""
 HarnessFactory = Callable[[Path], AbstractAsyncContextManager[Harness]]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.edge.drivers.base import Driver, Handle, Pausable
 from services.edge.drivers.clearing import Clearing
-from tests.conformance.harness import run, until
+from tests.conformance.harness import SLEEPERS, run, until
 from tests.conformance.test_pause import begun
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -41,14 +41,14 @@ async def test_what_a_command_left_behind_is_gone(
 ) -> None:
     """Also what left its session, and what forks all the time."""
     leave = (
-        "setsid sh -c 'sleep 2; echo late > /tmp/late' >/dev/null 2>&1 & "
+        "setsid sh -c 'sleep 8; echo late > /tmp/late' >/dev/null 2>&1 & "
         "setsid sh -c 'while :; do (sleep 0.01; :) & wait; done' >/dev/null 2>&1 &"
     )
     await run(driver, sandbox, leave)
     await clearing.clear(sandbox)
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(8.5)
     assert (await run(driver, sandbox, "cat /tmp/late")).code != 0
-    left = await run(driver, sandbox, "cat /proc/[0-9]*/comm | grep -c '^sleep$'")
+    left = await run(driver, sandbox, SLEEPERS)
     assert left.stdout == b"0\n"
 
 
@@ -56,7 +56,7 @@ async def test_a_paused_sandbox_is_cleared_and_stays_paused(
     driver: Driver, clearing: Clearing, sandbox: Handle
 ) -> None:
     assert isinstance(driver, Pausable)
-    going = await begun(driver, sandbox, "echo on; sleep 1; echo off > /tmp/off")
+    going = await begun(driver, sandbox, "echo on; sleep 5; echo off > /tmp/off")
     await driver.pause(sandbox)
     await clearing.clear(sandbox)
     given = asyncio.ensure_future(run(driver, sandbox, "echo new"))

@@ -42,10 +42,10 @@ async def test_a_time_limit_ends_the_command(driver: Driver, sandbox: Handle) ->
 
 
 async def test_silence_ends_a_command(driver: Driver, sandbox: Handle) -> None:
-    script = "echo 1; sleep 0.6; echo 2 >&2; sleep 0.6; echo 3; sleep 0.6; echo 4; sleep 600"
-    ran = await run(driver, sandbox, script, idle_timeout_s=1.7)
+    script = "echo 1; sleep 1.8; echo 2 >&2; sleep 1.8; echo 3; sleep 1.8; echo 4; sleep 600"
+    ran = await run(driver, sandbox, script, idle_timeout_s=5)
     assert ran.outcome.timed_out and (ran.stdout, ran.stderr) == (b"1\n3\n4\n", b"2\n")
-    assert 1.8 + 1.6 < ran.outcome.duration_s < HANG_S
+    assert 3 * 1.8 + 4.9 < ran.outcome.duration_s < HANG_S
     ran = await run(driver, sandbox, "sleep 0.3; echo end", timeout_s=HANG_S, idle_timeout_s=30)
     assert (ran.stdout, ran.outcome.timed_out) == (b"end\n", False)
 
@@ -72,12 +72,12 @@ async def test_a_signal_reaches_the_command(driver: Driver, sandbox: Handle) -> 
 
 async def test_cancelling_kills_the_tree(driver: Driver, sandbox: Handle) -> None:
     io = Recorder()
-    script = "setsid sh -c 'sleep 3; touch /tmp/late' & echo ready; wait"
+    script = "setsid sh -c 'sleep 8; touch /tmp/late' & echo ready; wait"
     task = asyncio.ensure_future(run(driver, sandbox, script, io=io))
     await io.started.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await asyncio.sleep(3.3)
+    await asyncio.sleep(8.3)
     assert (await run(driver, sandbox, "test -e /tmp/late")).code == 1
 
 

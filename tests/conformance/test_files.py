@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.edge.agent.client import KILL_WAIT_S
+from services.edge.agent import client
 from services.edge.drivers.base import Driver, Handle
 from services.edge.drivers.files import Files
 from shared.errors import Conflict, DsecError, Forbidden, InvalidRequest, NotFound
-from tests.conformance.harness import listed, run
+from tests.conformance.harness import HANG_S, listed, run
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,15 +47,18 @@ async def test_append_adds(files: Files, sandbox: Handle) -> None:
     assert info.size == 2 and await content(files, sandbox, "/a") == b"12"
 
 
-async def test_an_input_that_breaks_off_leaves_the_old_file(files: Files, sandbox: Handle) -> None:
+async def test_an_input_that_breaks_off_leaves_the_old_file(
+    files: Files, sandbox: Handle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"new"
         raise RuntimeError("the source broke")
 
+    monkeypatch.setattr(client, "KILL_WAIT_S", 10 * HANG_S)
     await files.write(sandbox, "/tmp/keep/f", chunks(b"old"), user=None)
     for _ in range(BREAKS):  # it may break off before its process is known, and after
         with pytest.raises(RuntimeError):
-            async with asyncio.timeout(KILL_WAIT_S / 2):  # its end is seen, not waited out
+            async with asyncio.timeout(HANG_S):  # its end is seen, not waited out
                 await files.write(sandbox, "/tmp/keep/f", broken(), user=None)
     assert await content(files, sandbox, "/tmp/keep/f") == b"old"
     assert [i.path for i in await listed(files, sandbox, "/tmp/keep")] == ["/tmp/keep/f"]

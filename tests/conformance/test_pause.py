@@ -48,9 +48,9 @@ async def test_pause_and_resume_may_be_repeated(
 async def test_a_command_stands_still_and_goes_on(
     driver: Driver, pausable: Pausable, sandbox: Handle
 ) -> None:
-    going = await begun(driver, sandbox, "echo on; sleep 1.5; echo done")
+    going = await begun(driver, sandbox, "echo on; sleep 5; echo done")
     await pausable.pause(sandbox)
-    await asyncio.sleep(1.8)
+    await asyncio.sleep(5.3)
     assert not going.done()
     await pausable.resume(sandbox)
     ran = await asyncio.wait_for(going, HANG_S)
@@ -60,10 +60,10 @@ async def test_a_command_stands_still_and_goes_on(
 async def test_paused_time_counts_against_no_limit(
     driver: Driver, pausable: Pausable, sandbox: Handle
 ) -> None:
-    going = await begun(driver, sandbox, "echo on; sleep 1.5; echo done", timeout_s=2.5)
-    endless = await begun(driver, sandbox, "echo on; sleep 600", timeout_s=2.5)
+    going = await begun(driver, sandbox, "echo on; sleep 3; echo done", timeout_s=6)
+    endless = await begun(driver, sandbox, "echo on; sleep 600", timeout_s=6)
     await pausable.pause(sandbox)
-    await asyncio.sleep(2.7)
+    await asyncio.sleep(6.2)
     await pausable.resume(sandbox)
     ran = await asyncio.wait_for(going, HANG_S)
     assert (ran.stdout, ran.outcome.timed_out) == (b"on\ndone\n", False)

@@ -23,7 +23,7 @@ from libdsec.audit import Chain
 from libdsec.ocsf import FINDING
 from libdsec.ocsf import event as ocsf_event
 from services.local import LocalSystem
-from tests.e2e.conftest import open_client, until
+from tests.e2e.conftest import SETTLE_S, open_client, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -90,6 +90,7 @@ async def test_a_fork_bomb_and_an_output_flood_are_found_and_a_test_run_is_not(
     told: list[Any] = []
     hearing = asyncio.create_task(collect(guard, told))
     await asyncio.sleep(0.2)
+    await guard._core.link.flush(SETTLE_S)
     async with (
         await containers.run_container(args()) as bad,
         await containers.run_container(args()) as good,
@@ -141,7 +142,7 @@ async def _is_whole(
 
 async def test_the_security_key_can_do_nothing_but_look(guard: DSecClient) -> None:
     for call in (
-        lambda: guard.run_container(args(), timeout=10),
+        lambda: guard.run_container(args(), timeout=60),
         lambda: guard.keys.list(),
         lambda: guard.audit.report("0" * 26, [GradingObservation(what="process_alive",
                                                                  subject="x")]),
@@ -160,7 +161,7 @@ async def test_a_response_is_carried_out_and_recorded_under_audits_name(
 ) -> None:
     project = (await client.projects.create(f"strict-{state}")).id
     async with open_client(fake_system, project=project) as trainer:
-        box = await trainer.create(DSecRunArgs(backend="fake", memory_limit_mb=16), timeout=30)
+        box = await trainer.create(DSecRunArgs(backend="fake", memory_limit_mb=16), timeout=60)
         seen = [GradingObservation(what=what, subject="x")]
         await trainer.audit.report(box.uid, seen)
 
@@ -180,7 +181,7 @@ async def test_a_response_is_carried_out_and_recorded_under_audits_name(
 
 async def test_a_full_disk_is_found_where_disks_are_limited(client: DSecClient) -> None:
     args = DSecRunArgs(backend="fake", memory_limit_mb=16, disk_limit_mb=1)
-    async with await client.create(args, timeout=30) as box:
+    async with await client.create(args, timeout=60) as box:
         await box.files.write("/half", b"x" * 500_000)
         await asyncio.sleep(2.5)
         assert [e async for e in client.audit.list(kind="finding", target=box.uid)] == []

@@ -13,6 +13,7 @@ import pytest
 from libdsec import DSecClient, DSecContainerRunArgs, Sandbox
 from libdsec.errors import DSecError
 from services.local import LocalSystem
+from tests.conformance.harness import SLEEPERS
 from tests.e2e.conftest import alive, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -66,7 +67,7 @@ async def test_a_time_limit_ends_the_whole_tree(containers: DSecClient) -> None:
     async with asyncio.timeout(60):
         result = await sandbox.exec(script, timeout=3)
     assert result.timed_out and result.stdout == b"started\n"
-    left = await sandbox.exec("sh", "-c", "cat /proc/[0-9]*/comm | grep -cx sleep")
+    left = await sandbox.exec("sh", "-c", SLEEPERS)
     assert left.text.strip() == "0"
     await sandbox.stop()
 
@@ -102,7 +103,7 @@ def _uid(sandbox: Sandbox) -> str:
 
 async def _nothing_left(system: LocalSystem, sandboxes: list[Sandbox], held: list[str]) -> bool:
     uids = [_uid(sandbox) for sandbox in sandboxes]
-    listed = {c["Id"] for c in docker.APIClient(timeout=30).containers(all=True)}
+    listed = {c["Id"] for c in docker.APIClient(timeout=60).containers(all=True)}
     folders = {p.name for p in system.state_dir.glob("nodes/*/**/sandboxes/*")}
     mounts = Path("/proc/self/mounts").read_text()
     left = listed & set(held) or folders & set(uids) or any(uid in mounts for uid in uids)

@@ -31,7 +31,7 @@ from libdsec import DSecClient, DSecRunArgs
 async def main():
     args = DSecRunArgs(backend="fake", cpu_cores_limit=0.1, memory_limit_mb=16)
     async with DSecClient() as client, client.job("{job}", lease_s={lease_s}) as job:
-        made = await job.create_many(args, n=3, key="step-1", timeout=30)
+        made = await job.create_many(args, n=3, key="step-1", timeout=60)
         await made[0].files.write("/tmp/state", b"half way")
         print(*(s.uid for s in made), flush=True)
         await asyncio.sleep(600)
@@ -92,7 +92,7 @@ async def test_a_killed_trainers_job_is_paused_and_its_successor_has_the_same_sa
     async with client.job("killed") as job:
         assert job.epoch == 2
         assert {s.uid for s in job.sandboxes} == set(uids)
-        again = await job.create_many(FAKE, n=3, key="step-1", timeout=30)
+        again = await job.create_many(FAKE, n=3, key="step-1", timeout=60)
         assert [s.uid for s in again] == uids
         assert await again[0].files.read("/tmp/state") == b"half way"
         await charged(client, project, 3)
@@ -136,7 +136,7 @@ async def test_a_whole_job_is_paused_resumed_and_stopped_in_one_request_each(
     client: DSecClient,
 ) -> None:
     async with client.job("whole") as job:
-        made = await job.create_many(FAKE, n=5, timeout=30)
+        made = await job.create_many(FAKE, n=5, timeout=60)
         assert set((await job.pause()).values()) == {"paused"}
         assert await states(client, "whole") == {"paused"}
         assert {s.state for s in made} == {"paused"}
@@ -151,7 +151,7 @@ async def test_stopping_a_job_while_it_is_being_made_leaves_nothing(alone: DSecC
     for n in range(5):
         async with alone.job(f"race-{n}") as job:
             creates = asyncio.gather(
-                *(job.create_many(FAKE, n=4, timeout=20) for _ in range(3)),
+                *(job.create_many(FAKE, n=4, timeout=60) for _ in range(3)),
                 return_exceptions=True,
             )
             await asyncio.sleep(0.004 * n)
@@ -165,11 +165,11 @@ async def test_stopping_a_job_while_it_is_being_made_leaves_nothing(alone: DSecC
 
 async def test_the_same_key_with_other_arguments_is_a_conflict(client: DSecClient) -> None:
     async with client.job("keys") as job:
-        first = await job.create(FAKE, key="a", timeout=20)
-        assert (await job.create(FAKE, key="a", timeout=20)).uid == first.uid
+        first = await job.create(FAKE, key="a", timeout=60)
+        assert (await job.create(FAKE, key="a", timeout=60)).uid == first.uid
         other = DSecRunArgs(backend="fake", cpu_cores_limit=0.2, memory_limit_mb=16)
         with pytest.raises(Conflict):
-            await job.create(other, key="a", timeout=20)
+            await job.create(other, key="a", timeout=60)
         await job.stop()
 
 
@@ -199,7 +199,7 @@ async def test_code_without_a_loop_and_the_command_line_have_jobs_too(
             "project": fake_system.project,
         }  # fmt: skip
         with libdsec.sync.DSecClient(**options) as client, client.job("plain") as job:
-            made = job.create(FAKE, timeout=20)
+            made = job.create(FAKE, timeout=60)
             assert [s.uid for s in job.sandboxes] == [made.uid]
             environment = {**os.environ, "DSEC_URL": options["url"],
                            "DSEC_API_KEY": options["api_key"],

@@ -101,8 +101,9 @@ async def sandbox(container_system: LocalSystem) -> AsyncIterator[Sandbox]:
         made = await client.run_container(ARGS, timeout=120)
         await made.spawn("python3", "-c", WEB, stdin=False)
         await made.spawn("python3", "-c", SERVER, stdin=False)
-        async with await made.connect(7006, wait=WAIT_S):
-            pass
+        for port in (7006, 8000):
+            async with await made.connect(port, wait=WAIT_S):
+                pass
         yield made
         await made.stop()
 

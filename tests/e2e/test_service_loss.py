@@ -49,7 +49,7 @@ class Load:
 
     async def _use(self, sandbox: object) -> None:
         try:
-            result = await sandbox.exec("echo", "once", timeout=30)
+            result = await sandbox.exec("echo", "once", timeout=120)
         except OutcomeUnknown:
             self.unknown += 1
         else:

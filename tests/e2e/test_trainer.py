@@ -25,7 +25,7 @@ FAKE = DSecRunArgs(backend="fake", cpu_cores_limit=0.5, memory_limit_mb=64)
 
 
 async def test_a_created_sandbox_runs_commands_and_ends(client: DSecClient) -> None:
-    sandbox = await client.create(FAKE, timeout=20)
+    sandbox = await client.create(FAKE, timeout=60)
     assert sandbox.state == "running"
     result = await sandbox.exec("echo", "hello")
     assert (result.exit_code, result.stdout) == (0, b"hello\n")
@@ -41,7 +41,7 @@ async def test_a_batch_keeps_its_order_and_bad_items_get_their_own_error(
 ) -> None:
     good = FAKE
     bad = DSecRunArgs(backend="container", container_image="no-such-image:1")
-    results = await client.create_many([good, bad, good], timeout=20)
+    results = await client.create_many([good, bad, good], timeout=60)
     assert [type(r).__name__ for r in (results[0], results[2])] == ["Sandbox", "Sandbox"]
     assert isinstance(results[1], DSecError)
     assert results[1].field == "container_image"
@@ -50,7 +50,7 @@ async def test_a_batch_keeps_its_order_and_bad_items_get_their_own_error(
 
 
 async def test_a_hundred_sandboxes_in_one_request(client: DSecClient) -> None:
-    sandboxes = await client.create_many(FAKE, n=60, timeout=30)
+    sandboxes = await client.create_many(FAKE, n=60, timeout=60)
     assert len({s.id for s in sandboxes}) == 60
     assert {s.state for s in sandboxes} == {"running"}
     await client.stop_many(sandboxes)
@@ -75,7 +75,7 @@ async def test_absurd_limits_are_refused_by_name(
 ) -> None:
     before = {s.uid for s in await alive(client)}
     with pytest.raises(InvalidRequest) as caught:
-        await client.create(DSecRunArgs(**{"backend": "fake", **changes}), timeout=10)
+        await client.create(DSecRunArgs(**{"backend": "fake", **changes}), timeout=60)
     assert caught.value.field == field
     assert {s.uid for s in await alive(client)} <= before
 
@@ -83,7 +83,7 @@ async def test_absurd_limits_are_refused_by_name(
 async def test_an_unknown_image_is_refused_by_name(client: DSecClient) -> None:
     args = DSecRunArgs(backend="container", container_image="nowhere:1")
     with pytest.raises(DSecError) as caught:
-        await client.create(args, timeout=10)
+        await client.create(args, timeout=60)
     assert caught.value.field == "container_image"
     assert isinstance(caught.value, NotFound | Unsupported)
 
@@ -94,7 +94,7 @@ async def test_a_backend_no_node_has_is_unsupported(fake_system, client: DSecCli
     (root / "file").write_text("content")
     await client.images.create("tiny:1", path=str(root))
     with pytest.raises(Unsupported) as caught:
-        await client.create(DSecRunArgs(backend="vm", container_image="tiny:1"), timeout=10)
+        await client.create(DSecRunArgs(backend="vm", container_image="tiny:1"), timeout=60)
     assert caught.value.field == "backend"
 
 
@@ -104,24 +104,24 @@ async def test_a_foreign_project_and_a_missing_grant_are_forbidden(fake_system, 
     async with open_client(fake_system, api_key=key.secret, project=project.id) as reader:
         assert [s async for s in reader.list()] == []
         with pytest.raises(Forbidden):
-            await reader.create(FAKE, timeout=5)
+            await reader.create(FAKE, timeout=60)
     async with open_client(fake_system, api_key=key.secret) as foreign:
         with pytest.raises(Forbidden):
-            await foreign.create(FAKE, timeout=5)
+            await foreign.create(FAKE, timeout=60)
 
 
 async def test_an_exceeded_quota_names_the_limit(fake_system, client) -> None:
     project = await client.projects.create("small", parent=fake_system.project)
     await client.quotas.create(project=project.id, sandboxes=2)
     async with open_client(fake_system, project=project.id) as small:
-        results = await small.create_many(FAKE, n=3, timeout=20)
+        results = await small.create_many(FAKE, n=3, timeout=60)
         refused = [r for r in results if isinstance(r, QuotaExceeded)]
         assert len(refused) == 1
         assert "sandboxes" in (refused[0].field or "")
         for sandbox in results:
             if not isinstance(sandbox, DSecError):
                 await sandbox.stop()
-                again = await small.create(FAKE, timeout=20)  # its place is free at once
+                again = await small.create(FAKE, timeout=60)  # its place is free at once
                 await again.stop()
     await until(lambda: _unused(client, project.id), what="quota back to zero")
 
@@ -132,14 +132,14 @@ async def _unused(client: DSecClient, project: str) -> bool:
 
 async def test_a_repeated_request_is_the_same_sandbox(client: DSecClient) -> None:
     key = ids.new()
-    first = await client.create(FAKE, request_id=key, timeout=20)
-    again = await client.create(FAKE, request_id=key, timeout=20)
+    first = await client.create(FAKE, request_id=key, timeout=60)
+    again = await client.create(FAKE, request_id=key, timeout=60)
     assert first.id == again.id
     with pytest.raises(Conflict):
         other = DSecRunArgs(backend="fake", memory_limit_mb=128)
-        await client.create(other, request_id=key, timeout=20)
+        await client.create(other, request_id=key, timeout=60)
     together = await asyncio.gather(
-        *(client.create(FAKE, request_id=(k := key), timeout=20) for _ in range(10))
+        *(client.create(FAKE, request_id=(k := key), timeout=60) for _ in range(10))
     )
     assert {s.id for s in together} == {first.id} and k == key
     await first.stop()
@@ -195,21 +195,21 @@ async def test_what_cannot_be_read_is_answered_and_the_service_goes_on(
         assert answer["error"]["code"] == code
     finally:
         await connection.close()
-    sandbox = await client.create(FAKE, timeout=20)
+    sandbox = await client.create(FAKE, timeout=60)
     await sandbox.stop()
 
 
 async def test_a_payload_over_the_limit_is_refused_before_it_is_sent(client: DSecClient) -> None:
     huge = {f"K{i}": "v" * 1000 for i in range(9_000)}
     with pytest.raises(InvalidRequest) as caught:
-        await client.create(DSecRunArgs(backend="fake", env=huge), timeout=10)
+        await client.create(DSecRunArgs(backend="fake", env=huge), timeout=60)
     assert caught.value.field in {"payload", "env"}
-    sandbox = await client.create(FAKE, timeout=20)
+    sandbox = await client.create(FAKE, timeout=60)
     await sandbox.stop()
 
 
 async def test_every_verb_is_in_the_audit_record_once(client: DSecClient) -> None:
-    sandbox = await client.create(FAKE, timeout=20)
+    sandbox = await client.create(FAKE, timeout=60)
     await sandbox.exec("true")
     await sandbox.stop()
 

@@ -109,7 +109,7 @@ async def test_what_an_agent_planted_does_not_reach_the_verdict(
     containers: DSecClient, agent: Sandbox, plant: str
 ) -> None:
     """(S04)"""
-    await agent.exec(plant, cwd="/workspace", check=True, timeout=20)
+    await agent.exec(plant, cwd="/workspace", check=True, timeout=60)
     found = await grade(agent, task(command="PYTHONPATH=/workspace python3 -B checks/check_add.py"),
                         client=containers)  # fmt: skip
     assert (found.reward, found.is_infra, found.details.get("fresh")) == (0.0, False, True), found
@@ -221,14 +221,14 @@ async def test_one_at_a_time_judges_and_nobody_is_let_in_beside(containers: DSec
 async def test_a_verdict_waits_for_the_lease_of_a_verifier_that_died(
     containers: DSecClient, agent: Sandbox
 ) -> None:
-    dead = agent.verifying(lease_s=5)
+    dead = agent.verifying(lease_s=12)
     await dead.__aenter__()
     await dead.alone()
-    assert dead._task is not None
-    dead._task.cancel()
     with pytest.raises(Conflict) as refused:
         await agent.exec("true")
-    assert 0 < (refused.value.retry_after_s or 0) <= 5
+    assert 0 < (refused.value.retry_after_s or 0) <= 12
+    assert dead._task is not None
+    dead._task.cancel()
     assert (await grade(agent, task(), client=containers)).reward is not None
 
 

@@ -30,8 +30,9 @@ class Held:
     pids: set[int] = field(default_factory=set)
 
     def left(self) -> list[str]:
-        """What of it still lives or holds data. Empty groups are the engine's."""
-        found = [f"process {pid}" for pid in self.pids if psutil.pid_exists(pid)]
+        """What of it still lives or holds data. Empty groups are the engine's, and so is to
+        reap what is dead, which has no command line any more."""
+        found = [f"process {pid}" for pid in self.pids if _command_line(pid)]
         return [*found, f"folder {self.folder}"] if self.folder.exists() else found
 
     def in_books(self) -> bool:
@@ -40,8 +41,15 @@ class Held:
         return listed or any(group.exists() for group in self.groups)
 
 
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def _engine() -> docker.APIClient:
-    return docker.APIClient(timeout=20)
+    return docker.APIClient(timeout=60)
 
 
 def sandbox_folders(world: World) -> list[Path]:

@@ -93,7 +93,7 @@ async def test_a_create_over_the_limit_is_refused_by_name(client: DSecClient) ->
     """(B04)"""
     limit = client._core.link._client.max_payload
     with pytest.raises(InvalidRequest) as caught:
-        await client.create(container_args(env={"K": "v" * limit}), timeout=5)
+        await client.create(container_args(env={"K": "v" * limit}), timeout=60)
     assert caught.value.field in ("payload", "env")
 
 
@@ -128,7 +128,7 @@ async def test_fields_that_there_are_none_of_are_refused_by_name(
     args.extra = extra
     before = {s.uid for s in await alive(client)}
     with pytest.raises(DSecError) as caught:
-        await client.create(args, timeout=10)
+        await client.create(args, timeout=60)
     assert (caught.value.code, caught.value.field) == ("unsupported", next(iter(extra)))
     assert {s.uid for s in await alive(client)} <= before
 
@@ -139,7 +139,7 @@ async def test_options_of_a_backend_open_no_way_to_the_host(client: DSecClient, 
     """(S01) Unknown ones are refused, not carried to the engine."""
     args = container_args(options={name: ["/:/host"]})
     with pytest.raises(DSecError) as caught:
-        await client.create(args, timeout=10)
+        await client.create(args, timeout=60)
     assert (caught.value.code, caught.value.field) == ("unsupported", f"options.{name}")
 
 
@@ -194,6 +194,6 @@ async def test_a_key_sees_no_other_projects_sandboxes(world: World, client: DSec
             assert caught.value.code == "not_found"
         async with open_client(world.system, project=theirs, api_key=key.secret) as stranger:
             with pytest.raises(DSecError) as caught:
-                await stranger.create(fake_args(), timeout=5)
+                await stranger.create(fake_args(), timeout=60)
             assert caught.value.code == "forbidden"
         assert (await sandbox.info()).state == "running"

@@ -110,6 +110,6 @@ async def test_a_command_whose_end_nobody_saw_is_unknown_and_not_run_again(
 def counters(world: World, service: str) -> dict[str, int]:
     """What a service counts, as its health page tells it."""
     port = next(row["health_port"] for row in world.system.table() if row["name"] == service)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60) as page:
         found: dict[str, int] = json.load(page)["counters"]
     return found

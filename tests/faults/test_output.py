@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from libdsec import DSecError, FilePermissionDenied, InvalidRequest, Sandbox, StdinClosed
+from tests.conformance.harness import SLEEPERS
 from tests.e2e.conftest import open_client
 from tests.faults.conftest import HANG_S, World
 
@@ -37,7 +38,7 @@ async def test_a_result_comes_whoever_still_holds_the_pipes(
     async with asyncio.timeout(HANG_S):
         ran = await run(command, timeout=0.5, output_limit_bytes=LIMIT)
     assert ran.timed_out
-    left = await box.exec("cat /proc/[0-9]*/comm 2>/dev/null | grep -cxE 'sleep|yes'")
+    left = await box.exec(SLEEPERS.replace("[s]leep", "[s]leep|[y]es"))
     assert left.text == "0\n"
 
 
@@ -63,8 +64,10 @@ async def test_input_ends_when_it_is_said_and_takes_no_more(box: Sandbox) -> Non
         assert (await process.wait()).text.strip() == "3"
         with pytest.raises(StdinClosed):
             await process.write("x")
-    async with await box.spawn("exec 0<&-; sleep 0.2; echo end") as process:
+    script = "exec 0<&-; until [ -e /tmp/written ]; do sleep .05; done; echo end"
+    async with await box.spawn(script) as process:
         await process.write("nobody reads this")
+        await box.files.write("/tmp/written", b"")
         assert (await process.wait()).stdout == b"end\n"
 
 

@@ -80,6 +80,7 @@ async def test_any_operation_resumes_and_processes_live_on(box: Sandbox) -> None
         await operation()
         await until_state(box, "running")
         assert before == "paused"
+    await until(lambda: box.files.exists("/tmp/count"), what="the process runs")
     first = int(await box.files.read("/tmp/count"))
 
     async def counts_on() -> bool:
@@ -123,6 +124,7 @@ async def test_many_at_once_resume_it_once(world: World, box: Sandbox) -> None:
 
     listening = asyncio.ensure_future(listen())
     await asyncio.sleep(0.3)
+    await world.client._core.link.flush(HANG_S)
     results = await asyncio.gather(*(box.exec(f"echo {n}") for n in range(20)))
     assert [r.stdout for r in results] == [f"{n}\n".encode() for n in range(20)]
 
@@ -136,16 +138,17 @@ async def test_many_at_once_resume_it_once(world: World, box: Sandbox) -> None:
 
 
 async def test_a_command_of_a_paused_sandbox_has_its_whole_time_afterwards(box: Sandbox) -> None:
-    command = ": >/tmp/begun; sleep 1.5; echo done"
-    running = asyncio.ensure_future(box.exec(command, timeout=3, idle_timeout=2.9))
+    command = ": >/tmp/begun; until [ -e /tmp/go ]; do sleep 0.1; done; echo done"
+    running = asyncio.ensure_future(box.exec(command, timeout=8, idle_timeout=7.9))
     await until(lambda: box.files.exists("/tmp/begun"), what="the command runs")
     await box.pause()
-    await asyncio.sleep(3.2)
+    await asyncio.sleep(8.2)
     assert not running.done()
     await box.resume()
+    await box.files.write("/tmp/go", b"")
     result = await running
     assert (result.stdout, result.timed_out) == (b"done\n", False)
-    assert result.duration_s < 3
+    assert result.duration_s < 8
 
 
 async def test_listing_info_and_metrics_show_it_and_wake_nothing(
@@ -223,10 +226,10 @@ async def test_idle_containers_pause_and_come_back(world: World) -> None:
 
 
 async def test_a_command_over_a_restart_is_activity(world: World) -> None:
-    args = container_args(ttl_running_stop=3.0)
+    args = container_args(ttl_running_stop=6.0)
     box = await world.client.run_container(args, timeout=CREATE_S)
-    command = asyncio.ensure_future(box.exec("sleep 5; echo done >/tmp/done; sleep 2"))
-    await asyncio.sleep(0.5)
+    command = asyncio.ensure_future(box.exec(": >/tmp/begun; sleep 10"))
+    await until(lambda: box.files.exists("/tmp/begun"), what="the command runs")
     await world.system.restart(world.edge)
     result = await command
     assert result.exit_code == 0

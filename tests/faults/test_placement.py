@@ -31,7 +31,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DSecC
         yield client
 
 
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 """What finds no room waits so long for some."""
 
 
@@ -64,7 +64,12 @@ async def empty_fleet(fleet: DSecClient) -> DSecClient:
     await end_all(fleet)
     await until(all_chosen)
     await end_all(fleet)
-    await asyncio.sleep(1.2)  # every node has told of its emptiness
+    await asyncio.sleep(1.2)  # a beat of every node
+
+    async def told() -> bool:
+        return not any(n.used.sandboxes for n in await fleet.nodes.list())
+
+    await until(told, what="every node has told of its emptiness")
     return fleet
 
 

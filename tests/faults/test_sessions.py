@@ -55,7 +55,8 @@ async def test_a_shell_reads_no_start_up_files_and_its_end_is_told(box: Sandbox)
 async def test_a_shell_that_dies_while_nothing_runs_is_noticed(box: Sandbox) -> None:
     """(E11)"""
     shell = box.session("idle")
-    ran = await shell.run("(sleep 0.2; kill -9 $$) & echo $$")
+    ran = await shell.run("(until [ -e /tmp/die ]; do sleep .05; done; kill -9 $$) & echo $$")
+    await box.files.write("/tmp/die", b"")
 
     async def dead() -> bool:
         return not await box.files.exists(f"/proc/{int(ran.stdout)}")

@@ -15,6 +15,7 @@ from libdsec import FileChanged, Sandbox
 from schemas.exec import KEEPALIVE_S
 from tests.e2e.conftest import until
 from tests.faults.conftest import World
+from tests.faults.ledger import held
 from tests.faults.test_watch import watching
 
 pytestmark = [pytest.mark.docker]
@@ -114,12 +115,18 @@ async def test_a_changed_file_is_not_spliced(world: World, box: Sandbox) -> None
     async with watching(box, "/sp") as seen:
         streaming = asyncio.create_task(stream())
         await started.wait()
-        await box.exec("(sleep 1; cat /sp/g >/sp/f; touch -r /sp/g /sp/f; touch /sp/done) &")
+        change = "cat /sp/g >/sp/f; touch -r /sp/g /sp/f; touch /sp/done"
+        await box.exec(f"(until [ -e /tmp/change ]; do sleep .05; done; {change}) &")
+        root = Path(f"/proc/{min(held(world, box.uid).pids)}/root")
         await world.system.kill(world.edge)
-        await asyncio.sleep(2)
+        (root / "tmp/change").touch()
+
+        async def changed() -> bool:
+            return (root / "sp/done").exists()
+
+        await until(changed, what="it changes while nobody looks")
         await world.system.restart(world.edge)
         await seen.until("overflow", "/sp")
-        await until(lambda: box.files.exists("/sp/done"), what="it has changed")
         await box.exec("touch /sp/after")
         await seen.until("created", "/sp/after")
     go.set()

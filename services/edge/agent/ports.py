@@ -7,13 +7,15 @@ Does not own: the connect itself, which the agent does in the sandbox's own netw
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 from services.edge.agent import wire
-from services.edge.agent.client import AgentClient
+from services.edge.agent.client import AgentClient, Control
 from services.edge.agent.commands import Defaults
 from services.edge.agent.wire import Msg, Tag
 from services.edge.drivers.base import Handle, PortIO
+from shared.errors import DsecError
 
 CONNECT_S = 10.0
 """How long a listener may take to accept a connection."""
@@ -30,12 +32,34 @@ async def dial(agent: AgentClient, port: int, io: PortIO, *, wait_s: float = 0.0
     await _connect(agent, payload, io)
 
 
-async def accept(agent: AgentClient, port: int, io: PortIO) -> None:
-    """One connection that begins inside, as :func:`dial`; waits for it without a bound."""
-    await _connect(agent, wire.field(Tag.PORT, port) + wire.field(Tag.ACCEPT, 1), io)
+async def accept(
+    agent: AgentClient, port: int, io: PortIO, *, listens: asyncio.Event
+) -> None:
+    """One connection that begins inside, as :func:`dial`; waits for it without a bound.
+    Sets ``listens`` once the agent listens, or cannot."""
+    asked: list[asyncio.Task[None]] = []
+
+    def ask(_send: object) -> None:
+        asked.append(asyncio.create_task(_behind(agent, listens)))
+
+    payload = wire.field(Tag.PORT, port) + wire.field(Tag.ACCEPT, 1)
+    try:
+        await _connect(agent, payload, io, control=ask)
+    finally:
+        for task in asked:
+            task.cancel()
 
 
-async def _connect(agent: AgentClient, payload: bytes, io: PortIO) -> None:
+async def _behind(agent: AgentClient, reached: asyncio.Event) -> None:
+    """Frames are taken in order: the answer to this one says that those before it were."""
+    with contextlib.suppress(DsecError):
+        await agent.list()
+        reached.set()
+
+
+async def _connect(
+    agent: AgentClient, payload: bytes, io: PortIO, *, control: Control | None = None
+) -> None:
     connected = asyncio.Event()
 
     async def on_output(_stream: int, data: bytes) -> None:
@@ -53,7 +77,9 @@ async def _connect(agent: AgentClient, payload: bytes, io: PortIO) -> None:
         async for chunk in io.input():
             yield chunk
 
-    await agent.run(Msg.DIAL, payload, on_output, stdin=input(), on_note=on_note)
+    await agent.run(
+        Msg.DIAL, payload, on_output, stdin=input(), control=control, on_note=on_note
+    )
 
 
 class PortsOfAgent:
@@ -65,5 +91,7 @@ class PortsOfAgent:
     async def dial(self, handle: Handle, port: int, io: PortIO, *, wait_s: float = 0.0) -> None:
         await dial(self._agent(handle)[0], port, io, wait_s=wait_s)
 
-    async def accept(self, handle: Handle, port: int, io: PortIO) -> None:
-        await accept(self._agent(handle)[0], port, io)
+    async def accept(
+        self, handle: Handle, port: int, io: PortIO, *, listens: asyncio.Event
+    ) -> None:
+        await accept(self._agent(handle)[0], port, io, listens=listens)

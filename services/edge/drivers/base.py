@@ -28,6 +28,7 @@ Rules for every driver
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -322,11 +323,13 @@ class Ports(Protocol):
 class Accepting(Protocol):
     """Optional (feature ``routes``): connections that begin in the sandbox."""
 
-    async def accept(self, handle: Handle, port: int, io: PortIO) -> None:
-        """Listens on 127.0.0.1 within the sandbox's network, waits for one connection to
-        ``port``, and returns when both its directions have ended. Between two calls
-        connections wait. Cancelling resets the connection. ``Conflict`` (field ``port``)
-        where something of the sandbox listens there, or where it broke off."""
+    async def accept(
+        self, handle: Handle, port: int, io: PortIO, *, listens: asyncio.Event
+    ) -> None:
+        """Listens on 127.0.0.1 within the sandbox's network, sets ``listens``, waits for one
+        connection to ``port``, and returns when both its directions have ended. Between two
+        calls connections wait. Cancelling resets the connection. ``Conflict`` (field
+        ``port``) where something of the sandbox listens there, or where it broke off."""
         ...
 
 

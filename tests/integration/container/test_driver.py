@@ -205,14 +205,16 @@ async def test_a_restarted_edge_finds_a_running_command_and_its_output(
     handle = await harness.driver.start(harness.spec(uid=new_uid()))
     spec_uid = harness.spec(uid=handle.uid)
     io = Recorder()
-    script = "echo early; sleep 1; echo late; exit 3"
+    script = "echo early; until [ -e /tmp/go ]; do sleep 0.05; done; echo late; exit 3"
     lost = asyncio.ensure_future(run(harness.driver, handle, script, io=io))
     await io.started.wait()
     key = (await harness.driver._live[handle.uid].agent.list())[0].key
     fresh = await harness.restart()
     assert await fresh.recover(handle, spec_uid)
     again = Recorder()
-    outcome = await fresh.resume_exec(handle, key, again)
+    following = asyncio.create_task(fresh.resume_exec(handle, key, again))
+    await run(fresh, handle, ": >/tmp/go")
+    outcome = await following
     assert outcome is not None
     assert (outcome.exit_code, again.stdout) == (3, b"early\nlate\n")
     agent = fresh._live[handle.uid].agent
@@ -229,13 +231,17 @@ async def test_a_result_nobody_took_is_kept(harness: ContainerHarness) -> None:
     handle = await harness.driver.start(harness.spec(uid=new_uid()))
     agent = harness.driver._live[handle.uid].agent
     io = Recorder()
-    lost = asyncio.ensure_future(run(harness.driver, handle, "echo x; sleep 1; exit 9", io=io))
+    script = "echo x; until [ -e /tmp/go ]; do sleep 0.05; done; echo over >/tmp/over; exit 9"
+    lost = asyncio.ensure_future(run(harness.driver, handle, script, io=io))
     await io.started.wait()
     key = (await agent.list())[0].key
     harness.driver._live[handle.uid].stopping = True
     agent.close()
     await asyncio.gather(lost, return_exceptions=True)
-    await asyncio.sleep(1.5)
+    inside = Path(f"/proc/{handle.data['pid']}/root/tmp")
+    (inside / "go").touch()  # it ends while nobody is there
+    await until((inside / "over").exists)
+    await asyncio.sleep(0.5)
     fresh: AgentClient = await harness.driver.shells.reconnect(handle.data["name"])
     again = Recorder()
     outcome = await resume_command(fresh, key, again)
@@ -301,7 +307,7 @@ async def test_grace_lets_a_command_clean_up(harness: ContainerHarness) -> None:
     script = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     task = asyncio.ensure_future(run(harness.driver, handle, script, io=io))
     await io.started.wait()
-    await harness.driver.stop(handle, grace_s=5)
+    await harness.driver.stop(handle, grace_s=HANG_S)
     assert (await asyncio.gather(task, return_exceptions=True))[0]
     assert io.stdout == b"up\nbye\n"
 
@@ -359,8 +365,9 @@ async def test_the_words_of_a_dying_agent_are_in_the_reason(
         (folder / "agent.sock").mkdir(parents=True)  # it cannot listen there
         with pytest.raises(Unavailable, match="cannot listen"):
             shell = await driver._engine.create_shell("dsec-dying-x", folder)
-            await asyncio.sleep(0.5)
-            ending = await driver._engine.ending(shell.id)
+            async with asyncio.timeout(HANG_S):
+                while (ending := await driver._engine.ending(shell.id)).running:
+                    await asyncio.sleep(0.1)
             await driver._engine.remove(shell.id)
             raise Unavailable(ending.last_words)
     finally:

@@ -214,7 +214,7 @@ async def test_a_client_that_comes_back_gets_the_rest_of_a_stream(system: Cluste
 
 
 async def test_a_death_ends_commands_with_its_cause(system: Cluster) -> None:
-    uid = await system.running(options={"die_after_s": 3.0, "die_cause": "oom"})
+    uid = await system.running(options={"die_after_s": 8.0, "die_cause": "oom"})
     reply = await system.caller.exec(uid, ExecRequest(op_id=ids.new(), shell="hang"))
     assert reply.error is not None
     assert (reply.error.code, reply.error.cause) == ("sandbox_died", "oom")

@@ -86,7 +86,7 @@ async def test_a_start_that_hangs_can_be_stopped(system: Cluster) -> None:
 
 async def test_a_stop_that_hangs_disturbs_nobody_and_is_tried_again(system: Cluster) -> None:
     """(L27)"""
-    uid, other = await system.running(options={"stop_hang": 4}), await system.running()
+    uid, other = await system.running(options={"stop_hang": 8}), await system.running()
     await system.scheduler.op("stop", uid)
     reply = await system.caller.exec(other, ExecRequest(op_id=ids.new(), argv=["true"]))
     assert reply.exit_code == 0
@@ -213,9 +213,11 @@ async def test_pause_resume_and_a_command_that_wakes(system: Cluster) -> None:
 async def test_idle_time_and_deadline_end_a_sandbox(system: Cluster) -> None:
     idle = await system.running(ttl_running_stop=2.0)
     dated = await system.running(deadline_s=2.5)
-    kept = await system.running(ttl_running_stop=2.0)
-    sleep = ExecRequest(op_id=ids.new(), shell="sleep 4")
+    kept = await system.running()
+    sleep = ExecRequest(op_id=ids.new(), shell="count /ran; sleep 4")
     running = asyncio.ensure_future(system.caller.exec(kept, sleep))
+    await system.caller.marked(kept)
+    await system.scheduler.op("set_timeout", kept, ttl_running_stop=2.0)
     assert (await system.scheduler.observed(idle, "stopped")).cause == "idle_timeout"
     assert (await system.scheduler.observed(dated, "stopped")).cause == "deadline"
     assert (await running).exit_code == 0  # a running command is activity
@@ -223,9 +225,9 @@ async def test_idle_time_and_deadline_end_a_sandbox(system: Cluster) -> None:
 
 
 async def test_set_timeout_changes_and_removes_limits(system: Cluster) -> None:
-    uid = await system.running(ttl_running_stop=3.0)
-    await system.scheduler.op("set_timeout", uid, ttl_running_stop=0.0, deadline_s=6.0)
-    await asyncio.sleep(3.4)
+    uid = await system.running(ttl_running_stop=5.0)
+    await system.scheduler.op("set_timeout", uid, ttl_running_stop=0.0, deadline_s=12.0)
+    await asyncio.sleep(5.4)
     info = await system.caller.info(uid, InfoRequest(op_id=ids.new()))
     assert info.state == "running"
     assert (await system.scheduler.observed(uid, "stopped")).cause == "deadline"

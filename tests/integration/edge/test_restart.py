@@ -68,8 +68,8 @@ async def test_commands_flow_again_after_each_restart_of_the_bus(system: Cluster
 
 async def test_what_happens_while_the_bus_is_away_is_told_later(system: Cluster) -> None:
     """(B02) ... also when the edge dies in between."""
-    uid = await system.running(options={"die_after_s": 4.0, "die_cause": "oom"})
-    other = await system.running(options={"die_after_s": 4.0, "die_cause": "runtime"})
+    uid = await system.running(options={"die_after_s": 8.0, "die_cause": "oom"})
+    other = await system.running(options={"die_after_s": 8.0, "die_cause": "runtime"})
     await system.nats.child.kill()
     await until(lambda: not system.edge.sandboxes)
     assert system.scheduler.seen(uid) == ["running"]
@@ -145,7 +145,7 @@ async def test_a_killed_edge_takes_its_sandboxes_up_again(system: Cluster) -> No
 
 async def test_an_edge_killed_in_mid_start_starts_once(system: Cluster) -> None:
     uids = [ids.new() for _ in range(5)]
-    await system.scheduler.start(uids, options={"start_delay_s": 3.0})
+    await system.scheduler.start(uids, options={"start_delay_s": 6.0})
     await until(lambda: system.edge.sandboxes == set(uids))  # begun, not ended
     await system.edge.kill()
     assert all(system.scheduler.seen(uid) == [] for uid in uids)
@@ -166,10 +166,10 @@ async def test_a_start_that_expired_while_the_edge_was_dead_is_cleaned_up(
     system: Cluster,
 ) -> None:
     uid = ids.new()
-    await system.scheduler.start([uid], options={"start_delay_s": 60.0}, expires_s=3.0)
+    await system.scheduler.start([uid], options={"start_delay_s": 60.0}, expires_s=8.0)
     await until(lambda: system.edge.sandboxes == {uid})
     await system.edge.kill()
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(8.0)
     await system.edge.start()
     assert (await system.scheduler.observed(uid, "failed")).cause == "start_timeout"
     assert system.edge.sandboxes == set()

@@ -35,6 +35,11 @@ async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
             await asyncio.sleep(0.01)
 
 
+async def accept(client: AgentClient, port: int, io: Caller) -> None:
+    """As :func:`ports.accept`, for who does not ask when it listens."""
+    await ports.accept(client, port, io, listens=asyncio.Event())
+
+
 async def ended(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -44,7 +49,7 @@ async def ended(task: asyncio.Task[None]) -> None:
 async def test_bytes_go_both_ways_and_each_direction_ends_by_itself(client: AgentClient) -> None:
     data, port = os.urandom(4 * MIB), free_port()
     io = Caller(*(data[at : at + MIB] for at in range(0, len(data), MIB)))
-    task = asyncio.create_task(ports.accept(client, port, io))
+    task = asyncio.create_task(accept(client, port, io))
     reader, writer = await connect(port)
     writer.write(b"asked" * 1000)
     writer.write_eof()
@@ -60,7 +65,7 @@ async def test_bytes_go_both_ways_and_each_direction_ends_by_itself(client: Agen
 async def test_every_connection_is_taken_once_whoever_waits(client: AgentClient) -> None:
     port = free_port()
     ios = [Caller() for _ in range(4)]
-    tasks = [asyncio.create_task(ports.accept(client, port, io)) for io in ios]
+    tasks = [asyncio.create_task(accept(client, port, io)) for io in ios]
     made = [await connect(port) for _ in range(3)]
     for number, (_, writer) in enumerate(made):
         writer.write(b"%d" % number)
@@ -77,7 +82,7 @@ async def test_every_connection_is_taken_once_whoever_waits(client: AgentClient)
 async def test_connections_wait_for_an_edge_that_is_away(agent: Path) -> None:
     port = free_port()
     first = await AgentClient.connect(agent, cgroups=CgroupFds(), wait=True)
-    task = asyncio.create_task(ports.accept(first, port, Caller()))
+    task = asyncio.create_task(accept(first, port, Caller()))
     _, early = await connect(port)
     first.close()
     with contextlib.suppress(Exception):
@@ -86,7 +91,7 @@ async def test_connections_wait_for_an_edge_that_is_away(agent: Path) -> None:
     writer.write(b"hello")
     second = await AgentClient.connect(agent, cgroups=CgroupFds(), wait=True)
     io = Caller(b"here", None)
-    taken = asyncio.create_task(ports.accept(second, port, io))
+    taken = asyncio.create_task(accept(second, port, io))
     assert await asyncio.wait_for(reader.read(), WAIT_S) == b"here"
     assert bytes(io.got) == b"hello"
     writer.close()
@@ -95,19 +100,30 @@ async def test_connections_wait_for_an_edge_that_is_away(agent: Path) -> None:
     second.close()
 
 
+async def test_it_is_said_when_it_listens(client: AgentClient) -> None:
+    """A connection is not refused after that, however early it comes. An agent has 16 ports."""
+    for _ in range(16):
+        port, listens = free_port(), asyncio.Event()
+        task = asyncio.create_task(ports.accept(client, port, Caller(), listens=listens))
+        await asyncio.wait_for(listens.wait(), WAIT_S)
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+        await ended(task)
+
+
 async def test_a_port_that_is_taken_is_a_conflict(client: AgentClient) -> None:
     async def nothing(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
     async with listening(nothing) as port:
         with pytest.raises(Conflict) as caught:
-            await ports.accept(client, port, Caller())
+            await accept(client, port, Caller())
     assert caught.value.field == "port"
 
 
 async def test_it_listens_on_loopback_alone(client: AgentClient) -> None:
     port = free_port()
-    task = asyncio.create_task(ports.accept(client, port, Caller()))
+    task = asyncio.create_task(accept(client, port, Caller()))
     _, writer = await connect(port)
     lines = Path("/proc/net/tcp").read_text().splitlines()
     mine = [line.split()[1] for line in lines if line.split()[3] == "0A"]

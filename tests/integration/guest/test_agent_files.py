@@ -176,7 +176,7 @@ def test_an_operation_that_was_stopped_from_inside_ends_all_the_same(
     os.kill(pid, signal.SIGSTOP)
     raw.send(wire.frame(Msg.KILL, 7))
     assert end(raw, 7)[0] == Msg.ERROR
-    assert not Path(f"/proc/{pid}").exists()
+    until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def watchers(path: Path) -> set[int]:

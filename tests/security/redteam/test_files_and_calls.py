@@ -12,7 +12,7 @@ from services.edge.drivers.base import Feature
 from services.edge.policy.plan import EGRESS, MOUNTS, RLIMITS, SECCOMP, SENSORS, SIGNALS
 from shared.errors import InvalidRequest, PolicyDenied, Unsupported
 from shared.policies.model import DENIABLE
-from tests.conformance.harness import HANG_S, run
+from tests.conformance.harness import HANG_S, run, until
 from tests.security.redteam.conftest import Field
 from tests.security.redteam.test_findings import found
 
@@ -35,10 +35,11 @@ async def test_every_denied_call_fails_and_is_told(field: Field) -> None:
     for attempts in CALLS.values():
         for what in attempts:
             assert await field.attempt(handle, what, "198.51.100.20") == "EPERM", what
-    told = {v.rule for v in await field.when_told(handle, "seccomp", 6)}
     # the engine's own profile comes before ours: what it denies is denied, and not told
-    assert {f"processes.{r}" for r in ("ptrace", "io_uring", "raw_sockets", "fs_ioctl")} <= told
-    assert told <= {f"processes.{rule}" for rule in CALLS}
+    ours = {f"processes.{r}" for r in ("ptrace", "io_uring", "raw_sockets", "fs_ioctl")}
+    await until(lambda: ours <= {v.rule for v in field.of(handle, "seccomp")})
+    await until(lambda: sum(v.rule == "processes.fs_ioctl" for v in field.of(handle)) >= 2)
+    assert {v.rule for v in field.of(handle)} <= {f"processes.{rule}" for rule in CALLS}
     swaps = [v for v in field.of(handle, "seccomp") if v.rule == "processes.fs_ioctl"]
     assert [v.syscall for v in swaps] == ["ioctl XFS_IOC_SWAPEXT"] * 2
     assert {v.actor["comm"] for v in field.of(handle)} == {"attempt"}
@@ -168,7 +169,7 @@ async def test_a_path_that_is_not_there_is_refused_by_name(field: Field) -> None
         with pytest.raises(InvalidRequest) as caught:
             await field.start({"files": files})
         assert caught.value.field == "policy.files"
-    assert field.harness.leftovers() == before
+    assert field.harness.leftovers() <= before
 
 
 async def test_what_no_mechanism_enforces_is_refused_before_a_start(
@@ -181,7 +182,7 @@ async def test_what_no_mechanism_enforces_is_refused_before_a_start(
     with pytest.raises(PolicyDenied) as caught:
         await field.start({"resources": {"disk_mb": 10}})
     assert caught.value.field == "policy.resources.disk_mb"
-    assert field.harness.leftovers() == before
+    assert field.harness.leftovers() <= before
 
 
 async def test_files_of_a_running_sandbox_stay_as_they_were(field: Field) -> None:
@@ -246,8 +247,9 @@ async def test_exploits_meant_for_another_machine_meet_a_wall_and_are_found(fiel
         said = await field.sh(handle, f"({way}) >/dev/null 2>&1 || echo refused")
         assert said == "refused", way
     assert await field.sh(handle, "echo lives") == "lives"
-    told = await field.when_told(handle, "seccomp", 6)
-    assert {"processes.io_uring", "processes.fs_ioctl"} <= {v.rule for v in told}
+    wanted = {"processes.io_uring", "processes.fs_ioctl"}
+    await until(lambda: wanted <= {v.rule for v in field.of(handle, "seccomp")})
+    await until(lambda: len(found(field, handle)) >= 2)
     findings = found(field, handle)
     assert findings.keys() == {"privilege_attempt", "extent_swap_ioctl"}
 

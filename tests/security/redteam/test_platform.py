@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import InvalidRequest
+from tests.conformance.harness import until
 from tests.security.redteam.conftest import Field
 from tests.security.redteam.test_findings import found
 
@@ -50,7 +51,7 @@ async def test_a_forged_request_reaches_nobody_and_is_found(field: Field) -> Non
 async def test_callers_without_end_are_counted_and_cost_their_turn(field: Field) -> None:
     handle = await field.start({"preset": "locked"})
     await field.sh(
-        handle, "for i in $(seq 40); do timeout 2 /attempt unix /run/dsec/aether.sock; done"
+        handle, "for i in $(seq 40); do timeout 60 /attempt unix /run/dsec/aether.sock; done"
     )
     told = await field.when_told(handle, "observer", 40)
     assert sum(v.count for v in told) == 40
@@ -99,7 +100,7 @@ async def test_sensors_are_there_again_after_a_new_edge(field: Field) -> None:
     handle = await field.edge_returns(handle, spec)
     await field.sh(handle, "ls /opt/answers")
     assert await field.attempt(handle, "unix", "/run/dsec/aether.sock") == "ok"
-    await field.when_told(handle, "observer", 2)
+    await until(lambda: len(found(field, handle)) >= 2)
     assert found(field, handle).keys() == {"answer_search", "forged_request"}
 
 

@@ -106,6 +106,36 @@ async def test_an_intent_and_its_result_are_told_once_as_one(node: Node) -> None
     assert await node.untold() == []
 
 
+async def test_before_an_end_is_told_its_last_operations_are(node: Node) -> None:
+    """As far as they end, too, within a bound; others' records go along."""
+    op, other = await node.begin(), await node.begin()
+
+    async def ends() -> None:
+        await asyncio.sleep(0.05)
+        node.end(op)
+
+    await node.trail.settle(UID, [asyncio.create_task(ends())])
+    assert [(r.seq, r.ended_at) for r in node.bus.told] == [(1, 2.0), (2, None)]
+    node.end(other)
+    await node.trail.settle("another", [])
+    assert len(node.bus.told) == 2, "nobody waits for what is not its own"
+
+
+async def test_an_end_waits_for_no_bus_that_is_away_and_no_operation_that_stays(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trail, "SETTLE_S", 0.05)
+    node.end(await node.begin())
+    endless = asyncio.create_task(asyncio.sleep(600))
+    await node.trail.settle(UID, [endless])
+    assert node.bus.told == [] and endless.cancel(), "it was let be"
+    node.bus.error = Unavailable("away")
+    await node.trail.settle(UID, [])
+    node.bus.error = None
+    await node.trail.settle(UID, [])
+    assert [r.seq for r in node.bus.told] == [1]
+
+
 async def test_what_does_not_fit_into_memory_is_told_later(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
