@@ -18,30 +18,30 @@ from typing import IO
 
 from schemas.streams import EDGE_DURABLE
 from schemas.subjects import inbox_prefix
-from services.edge import probe
-from services.edge.door import Door
+from services.edge.door.door import Door
+from services.edge.door.outcomes import COUNTED
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver
 from services.edge.drivers.offers import offered
 from services.edge.drivers.policing import Enforcing
-from services.edge.excess import Excess
-from services.edge.execs import Execs
 from services.edge.handlers import Commands
 from services.edge.heartbeat import Presence
-from services.edge.journal import Journal
+from services.edge.journal.execs import Execs
+from services.edge.journal.journal import Journal
+from services.edge.journal.outputs import Outputs, Room
+from services.edge.journal.trail import Trail
 from services.edge.layers.client import LayerService
 from services.edge.layers.locate import locator
 from services.edge.layers.watch import Watch
 from services.edge.link import Link
-from services.edge.observer import Observer
-from services.edge.outcomes import COUNTED
-from services.edge.outputs import Outputs, Room
+from services.edge.machine import probe
+from services.edge.reports.excess import Excess
+from services.edge.reports.observer import Observer
+from services.edge.reports.violations import Teller
 from services.edge.routes import Routes, parse
 from services.edge.settings import Settings
 from services.edge.supervisor import Bounds, Supervisor
-from services.edge.trail import Trail
 from services.edge.vault import Vault
-from services.edge.violations import Teller
 from shared.blobs.opening import is_remote
 from shared.bus import Bus
 from shared.clock import SystemClock

@@ -14,7 +14,7 @@ from schemas.base import encode
 from schemas.node import BackendStatus, Heartbeat, JoinReply, JoinRequest, Resources
 from schemas.subjects import hb, join
 from services.edge.admission import Amount, Limits, admit
-from services.edge.probe import Meter, status
+from services.edge.machine.probe import Meter, status
 from services.edge.settings import Settings
 from services.edge.supervisor import Supervisor
 from shared.bus import Bus, Outgoing

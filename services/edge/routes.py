@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.edge.actor import Sandbox
 from services.edge.drivers.base import Accepting, Stream
 from services.edge.drivers.offers import offered
-from services.edge.ending import Interrupted
+from services.edge.sandbox.actor import Sandbox
+from services.edge.sandbox.ending import Interrupted
 from shared import ids
 from shared.errors import DsecError, InvalidRequest, Unavailable
 

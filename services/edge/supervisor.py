@@ -21,16 +21,16 @@ from typing import Any
 import msgspec
 
 from schemas.sandbox import EdgeOp, EdgeOpItem, EdgeStart, Observation, StartItem
-from services.edge import records, repolicing, rules
-from services.edge.actor import Context, Sandbox
 from services.edge.admission import Amount, Limits, Measured, admit
-from services.edge.branches import Captures
 from services.edge.drivers.base import BackendReport, Driver, Exited, Resumable
-from services.edge.ending import Ending
-from services.edge.journal import Journal
+from services.edge.journal.journal import Journal, records
+from services.edge.journal.records import Accepted, Change, SandboxRow, Tombstone
 from services.edge.layers.locate import Locator
-from services.edge.observer import Observer
-from services.edge.records import Accepted, Change, SandboxRow, Tombstone
+from services.edge.reports.observer import Observer
+from services.edge.sandbox import repolicing, rules
+from services.edge.sandbox.actor import Context, Sandbox
+from services.edge.sandbox.ending import Ending
+from services.edge.snapshots.branches import Captures
 from shared.clock import Clock
 from shared.errors import DsecError, Unavailable, Unsupported
 from shared.wire import to_wire

@@ -23,9 +23,9 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from services.edge import kernel
 from services.edge.disks import loops, plan
 from services.edge.disks.plan import Found, Room
+from services.edge.machine import kernel
 from shared.errors import Unavailable
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from services.edge import kernel
 from services.edge.disks.plan import MIB, Found, Room
+from services.edge.machine import kernel
 from shared.errors import Unavailable
 
 GET_STATE, GET, SET_LIMITS = 0x5805, 0x5803, 0x5804

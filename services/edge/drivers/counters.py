@@ -1,6 +1,7 @@
 """What sandboxes ran into: an optional part of the driver port.
 
-Owns: its form. Does not own: reading it (drivers), telling it (:mod:`services.edge.excess`).
+Owns: its form. Does not own: reading it (drivers), telling it
+(:mod:`services.edge.reports.excess`).
 """
 
 from __future__ import annotations

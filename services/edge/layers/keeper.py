@@ -23,9 +23,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.edge import kernel
 from services.edge.layers import control, fuse
 from services.edge.layers.settings import Settings
+from services.edge.machine import kernel
 from shared.errors import Conflict, Unavailable, Unsupported
 
 log = logging.getLogger(__name__)

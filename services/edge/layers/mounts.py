@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.edge import kernel
 from services.edge.drivers.base import Layer
+from services.edge.machine import kernel
 from shared.errors import InvalidRequest, Unavailable
 
 LAYERS_MAX = 500  # the kernel's own bound for overlay

@@ -1,7 +1,7 @@
 """Programs that sandboxes execute, as the kernel tells of them.
 
 Owns: the program of ``guest/bpf/execs.bpf.c``, which sandboxes it is about, reading what it
-tells. Does not own: what of it is worth a word (:mod:`services.edge.noted`).
+tells. Does not own: what of it is worth a word (:mod:`services.edge.reports.noted`).
 
 The kernel tells when a program has taken its process over, with the arguments that it will
 read: however short it lives nothing is looked up afterwards, and nobody waits. It is known

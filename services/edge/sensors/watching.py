@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.audit import Violation
-from services.edge.noted import form_of
 from services.edge.policy.watched import DECOY, PROGRAM, Watched
+from services.edge.reports.noted import form_of
 from services.edge.sensors import decoys, execs, fanotify, inotify
 from services.edge.sensors.marking import Mark, Marking, by_the_way
 from shared.errors import DsecError

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from schemas.audit import Violation
-from services.edge import profiles
 from services.edge.drivers.base import Handle
+from services.edge.machine import profiles
 from shared import policies
 from tests.conformance.harness import new_uid, run
 from tests.guestvm.inside.harness import READY_S, guest_harness, say

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.edge import lsm
 from services.edge.drivers.container.settings import GUEST_BUILD
+from services.edge.machine import lsm
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOLD_S = 60.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.edge import kernel
 from services.edge.disks import quotas
 from services.edge.drivers.base import Handle
+from services.edge.machine import kernel
 from shared.errors import QuotaExceeded
 from tests.conformance.harness import new_uid, run, until
 from tests.guestvm.inside.harness import guest_harness, say

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from services.edge.cgroups import remove_parent
 from services.edge.drivers.base import Exited, Handle, Layer, StartSpec
 from services.edge.drivers.container import ContainerDriver, ContainerSettings
+from services.edge.machine.cgroups import remove_parent
 from tests.integration.container.images import busybox_layer
 
 

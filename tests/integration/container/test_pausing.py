@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.edge import freezing, pageout, reclaim, swapspace
-from services.edge.cgroups import WORK, CgroupDriver, Groups, Kind
 from services.edge.drivers.base import Handle
 from services.edge.drivers.container import ContainerDriver
+from services.edge.machine import freezing, pageout, reclaim, swapspace
+from services.edge.machine.cgroups import WORK, CgroupDriver, Groups, Kind
 from shared.errors import InvalidRequest, Unavailable
 from tests.conformance.harness import HANG_S, Recorder, new_uid, run, until
 from tests.integration.container.harness import ContainerHarness, container_harness

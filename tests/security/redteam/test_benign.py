@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from services.edge.drivers.base import Handle
-from services.edge.noted import noted
+from services.edge.reports.noted import noted
 from tests.conformance.harness import new_uid, run
 from tests.security.redteam.conftest import Field
 from tests.security.redteam.test_findings import found

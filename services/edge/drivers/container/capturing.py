@@ -1,7 +1,7 @@
 """Copies of what sandboxes changed, as snapshots and branches need them.
 
 Owns: the folder of each capture, the moment at which the workload stands still for it,
-who needs it. Does not own: how a folder is copied (:mod:`services.edge.mirror`), packing,
+who needs it. Does not own: how a folder is copied (:mod:`services.edge.snapshots.mirror`), packing,
 what a branch is.
 
 A capture is a folder ``<state_dir>/captures/<id>`` with the copy in ``tree`` and, once it
@@ -21,14 +21,14 @@ from pathlib import Path
 
 import msgspec
 
-from services.edge import freezing
-from services.edge.cgroups import CgroupDriver, Kind
 from services.edge.disks.disks import Disks
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.deaths import Sandbox
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.snapshotting import Captured
-from services.edge.mirror import Mirror, mapped_for_writing
+from services.edge.machine import freezing
+from services.edge.machine.cgroups import CgroupDriver, Kind
+from services.edge.snapshots.mirror import Mirror, mapped_for_writing
 from shared.errors import InvalidRequest, NotFound
 
 WHOLE = "capture.json"

@@ -16,8 +16,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from schemas.audit import Violation
-from services.edge import lsm, profiles
 from services.edge.drivers.base import Feature
+from services.edge.machine import lsm, profiles
 from services.edge.policy import apparmor
 from services.edge.policy.plan import Plan
 from shared.apparmor import Record

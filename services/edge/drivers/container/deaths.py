@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults
-from services.edge.cgroups import Groups, Limits
 from services.edge.drivers.base import Exited, Handle, OnExit
 from services.edge.drivers.container.engine import Ending, Engine
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.machine.cgroups import Groups, Limits
 from shared.errors import DsecError, SandboxDied, Unavailable
 
 

@@ -26,7 +26,6 @@ from typing import Any
 from services.edge.agent.client import AgentClient
 from services.edge.agent.commands import Defaults, resume_command, run_command
 from services.edge.agent.ports import PortsOfAgent
-from services.edge.cgroups import CgroupDriver, Groups
 from services.edge.disks.disks import Disks
 from services.edge.drivers.base import (
     BackendReport,
@@ -59,6 +58,7 @@ from services.edge.drivers.container.shells import Root, Shells, WarmShell
 from services.edge.drivers.container.targets import target_of
 from services.edge.drivers.container.wanted import check, limits, room_of
 from services.edge.drivers.snapshotting import Captured
+from services.edge.machine.cgroups import CgroupDriver, Groups
 from services.edge.policy import seccomp
 from services.edge.policy.plan import NO_INTERFACE, Plan
 from services.edge.sensors.decoys import Spare

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from schemas.audit import Violation
 from schemas.secret import GivenSecret
-from services.edge import profiles
 from services.edge.agent import files, wire
 from services.edge.agent.asking import Asking, Denied, Room
 from services.edge.agent.client import AgentClient
@@ -32,16 +31,17 @@ from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
 from services.edge.egress.resolver import servers_of
 from services.edge.egress.sides import Traffic
-from services.edge.noted import FORMS
+from services.edge.machine import profiles
 from services.edge.policy import seccomp
 from services.edge.policy.plan import Plan, compile_policy
 from services.edge.policy.reach import parse_services
 from services.edge.policy.services import PUBLIC
 from services.edge.policy.watched import watched
+from services.edge.reports.noted import FORMS
+from services.edge.reports.violations import TURN_S, Repeats
 from services.edge.sensors import decoys
 from services.edge.sensors.execs import Execs
 from services.edge.sensors.watching import Sensors
-from services.edge.violations import TURN_S, Repeats
 from shared.errors import Conflict, SandboxDied, Unavailable, Unsupported
 from shared.policies import Policy
 

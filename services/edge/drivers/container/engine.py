@@ -26,8 +26,8 @@ from docker.errors import APIError, DockerException, ImageNotFound
 from docker.errors import NotFound as NoContainer
 from docker.types import LogConfig
 
-from services.edge import profiles
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.machine import profiles
 from shared.errors import Unavailable
 
 T = TypeVar("T")

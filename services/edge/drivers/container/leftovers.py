@@ -13,12 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from services.edge.cgroups import Groups
 from services.edge.disks.disks import Disks, Note
 from services.edge.drivers.container import folders
 from services.edge.drivers.container.engine import Engine, Shell
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Shells
+from services.edge.machine.cgroups import Groups
 from shared.errors import DsecError
 
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from services.edge.cgroups import Groups
-from services.edge.counting import counters
 from services.edge.disks.disks import Disks
 from services.edge.drivers.base import Handle, Usage
 from services.edge.drivers.container.enforcing import Enforcing
@@ -20,6 +18,8 @@ from services.edge.drivers.container.folders import disk_of
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Shells
 from services.edge.drivers.counters import Counters
+from services.edge.machine.cgroups import Groups
+from services.edge.machine.counting import counters
 from shared.errors import DsecError, QuotaExceeded
 
 FULL = ("ENOSPC", "EDQUOT")

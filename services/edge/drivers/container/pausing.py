@@ -1,7 +1,7 @@
 """Sandboxes that stand still: frozen, their memory given back, and going on as before.
 
 Owns: the order of it, and that what fails half-way is undone. Does not own: freezing
-(:mod:`services.edge.freezing`), reclaim, swap, read-ahead (modules of those names), when
+(:mod:`services.edge.machine.freezing`), reclaim, swap, read-ahead (modules of those names), when
 to pause (the supervisor). The agent is not frozen: it answers, and its word that the
 commands' clock goes on is the proof that a resumed sandbox lives.
 """
@@ -13,13 +13,13 @@ import contextlib
 import logging
 import threading
 
-from services.edge import freezing, killing, prefetch, reclaim
-from services.edge.cgroups import CgroupDriver, Groups, Kind
 from services.edge.drivers.base import Feature
 from services.edge.drivers.container.deaths import Sandbox
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.drivers.container.shells import Shells
-from services.edge.swapspace import Swap, SwapSpace
+from services.edge.machine import freezing, killing, prefetch, reclaim
+from services.edge.machine.cgroups import CgroupDriver, Groups, Kind
+from services.edge.machine.swapspace import Swap, SwapSpace
 from shared.errors import DsecError, Unavailable, Unsupported
 
 log = logging.getLogger(__name__)

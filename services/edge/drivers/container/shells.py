@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.edge.agent.client import AgentClient
-from services.edge.cgroups import CgroupDriver, Groups, Limits, close_fds, remove_parent
 from services.edge.drivers.base import Layer, Usage
 from services.edge.drivers.container.engine import SOCKET, Engine, Shell
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.egress.manager import Egress
 from services.edge.layers.mounts import LayerMounts, Upper, compose, lower_count
+from services.edge.machine.cgroups import CgroupDriver, Groups, Limits, close_fds, remove_parent
 from services.edge.sensors import decoys
 from shared.errors import InvalidRequest, Unavailable
 

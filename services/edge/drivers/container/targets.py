@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.edge.agent.client import AgentClient
-from services.edge.cgroups import Groups
 from services.edge.drivers.base import Secret, StartSpec
 from services.edge.drivers.container.folders import disk_of
+from services.edge.machine.cgroups import Groups
 
 
 @dataclass(frozen=True, slots=True)

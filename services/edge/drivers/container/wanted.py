@@ -6,9 +6,9 @@ own: putting them into force.
 
 from __future__ import annotations
 
-from services.edge.cgroups import Limits
 from services.edge.disks.plan import Room, room_for
 from services.edge.drivers.base import StartSpec
+from services.edge.machine.cgroups import Limits
 from shared.errors import InvalidRequest, Unsupported
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from services.edge.drivers.base import Exited
 from services.edge.drivers.fake import tree as trees
-from services.edge.runclock import RunClock
+from services.edge.sandbox.runclock import RunClock
 
 
 class State(msgspec.Struct):

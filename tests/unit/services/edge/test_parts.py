@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from services.edge import finished, probe
-from services.edge.calls import Call
+from services.edge.door.calls import Call
+from services.edge.door.door import finished
+from services.edge.door.finished import Finished
+from services.edge.door.operation import Operation
 from services.edge.drivers import registry
 from services.edge.drivers.base import Driver, Pausable
 from services.edge.drivers.files import Files
 from services.edge.drivers.registry import DriverConfig
-from services.edge.finished import Finished
 from services.edge.layers.locate import FolderLocator
-from services.edge.operation import Operation
+from services.edge.machine import probe
 from services.edge.settings import Settings
 from shared.clock import FakeClock
 from shared.errors import InvalidRequest, NotFound

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from schemas.sandbox import SandboxSpec
-from services.edge import routes, rules
+from services.edge import routes
 from services.edge.drivers.base import BackendReport, Feature
-from services.edge.ending import Fate
 from services.edge.routes import Address, Routes, parse
+from services.edge.sandbox import rules
+from services.edge.sandbox.ending import Fate
 from shared.errors import Conflict, InvalidRequest
 
 BUS = "nats://10.0.0.1:4222"

@@ -1,0 +1,1 @@
+"""Where clients come in: verbs, operations, connections to ports."""

@@ -1,0 +1,1 @@
+"""What the kernel of this machine does for sandboxes: groups, memory, protection."""

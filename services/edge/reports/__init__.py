@@ -1,0 +1,1 @@
+"""What the edge tells the other services without being asked."""

@@ -1,0 +1,1 @@
+"""One sandbox on this node: its actor, its decisions, its time."""

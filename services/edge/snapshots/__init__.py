@@ -1,0 +1,1 @@
+"""What a sandbox changed, as a layer."""
