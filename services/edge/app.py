@@ -113,12 +113,16 @@ class Edge:
             meter=self.meter,
         )  # fmt: skip
         self.excess = Excess(self.supervisor, node=settings.node, link=self.link, clock=clock)
-        self.health = Health("edge")
-        self.health.add("journal", self.journal.check)
-        self.health.add("bus", self.link.check)
-        self.health.add("join", self.presence.check)
+        self.health = self._health()
+
+    def _health(self) -> Health:
+        health = Health("edge")
+        health.add("journal", self.journal.check)
+        health.add("bus", self.link.check)
+        health.add("join", self.presence.check)
         for name in COUNTED:
-            self.health.count(f"operations_{name}", partial(self.door.counts.__getitem__, name))
+            health.count(f"operations_{name}", partial(self.door.counts.__getitem__, name))
+        return health
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until ``stop``."""

@@ -23,7 +23,8 @@ import msgspec
 from schemas.sandbox import EdgeOp, EdgeOpItem, EdgeStart, Observation, StartItem
 from services.edge.admission import Amount, Limits, Measured, admit
 from services.edge.drivers.base import BackendReport, Driver, Exited, Resumable
-from services.edge.journal.journal import Journal, records
+from services.edge.journal import records
+from services.edge.journal.journal import Journal
 from services.edge.journal.records import Accepted, Change, SandboxRow, Tombstone
 from services.edge.layers.locate import Locator
 from services.edge.reports.observer import Observer

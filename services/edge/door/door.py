@@ -29,8 +29,8 @@ from nats.errors import Error as NatsError
 from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
 from schemas.exec import HEADER_HAVE, HEADER_OFFSET, HEADER_SOURCE, KEEPALIVE_S, ExecReply
+from services.edge.door import calls, logverbs, outcomes
 from services.edge.door.calls import Call
-from services.edge.door.door import calls, logverbs, outcomes
 from services.edge.door.finished import Finished
 from services.edge.door.operation import Operation
 from services.edge.door.outcomes import death, did_not_begin, recorded, repeated
@@ -38,8 +38,8 @@ from services.edge.door.ports import Room
 from services.edge.door.verbs import VERBS, Verb
 from services.edge.drivers.base import Resumable
 from services.edge.drivers.offers import offered
+from services.edge.journal import records
 from services.edge.journal.execs import Done, Execs
-from services.edge.journal.journal import records
 from services.edge.journal.records import ExecRow
 from services.edge.journal.trail import Trail
 from services.edge.link import Link

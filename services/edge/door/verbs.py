@@ -34,7 +34,7 @@ from schemas.exec import (
     InfoRequest,
 )
 from schemas.trajectory import NoteReply
-from services.edge.door.door import fileverbs, standing
+from services.edge.door import fileverbs, standing
 from services.edge.door.operation import Operation
 from services.edge.door.ports import Connection, run_connect
 from services.edge.drivers.base import (
@@ -47,7 +47,7 @@ from services.edge.drivers.offers import offered
 from services.edge.reports.noted import noted
 from services.edge.sandbox import repolicing, timeup
 from services.edge.sandbox.actor import Sandbox
-from services.edge.snapshots.snapshots import snapshots
+from services.edge.snapshots import snapshots
 from shared.errors import InvalidRequest, SandboxDied, Unavailable
 from shared.trajectory import Page
 

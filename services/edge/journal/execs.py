@@ -18,8 +18,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.edge.journal import records
 from services.edge.journal.claims import Claim, Claims
-from services.edge.journal.journal import Journal, records
+from services.edge.journal.journal import Journal
 from services.edge.journal.records import Change, ExecRow
 from shared.errors import Unavailable
 

@@ -30,8 +30,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from services.edge.journal import records
 from services.edge.journal.adding import apply
-from services.edge.journal.journal import records
 from services.edge.journal.records import Change
 from shared.errors import Internal, Unavailable
 

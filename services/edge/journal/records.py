@@ -15,8 +15,8 @@ from typing import Any
 from schemas.base import Versioned, decode, encode
 from schemas.sandbox import EdgeOpItem, Observation, ResolvedSpec, StartItem
 from services.edge.drivers.base import Handle
+from services.edge.journal import timerecords
 from services.edge.journal.claims import Claim
-from services.edge.journal.journal import timerecords
 from services.edge.sandbox.rules import Times
 from services.edge.sandbox.verifying import Kept
 

@@ -27,9 +27,10 @@ from schemas.trajectory import NOTE_BYTES, TrajectoryRequest
 from services.edge.door.calls import Call
 from services.edge.door.operation import Operation
 from services.edge.drivers.base import Stream
+from services.edge.journal import records
 from services.edge.journal.claims import Claim
 from services.edge.journal.execs import Execs
-from services.edge.journal.journal import Journal, records
+from services.edge.journal.journal import Journal
 from services.edge.journal.logged import Logged
 from services.edge.journal.outputs import Outputs, Spooled
 from services.edge.journal.records import ExecRow, Told

@@ -27,7 +27,8 @@ from schemas.audit import Access, AccessRecords
 from schemas.base import decode, encode, portions
 from schemas.sandbox import EdgeObservations, Observation
 from schemas.subjects import evt_edge
-from services.edge.journal.journal import Journal, records
+from services.edge.journal import records
+from services.edge.journal.journal import Journal
 from services.edge.journal.records import Change
 from services.edge.link import Link
 from shared.bus import Outgoing

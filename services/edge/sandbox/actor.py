@@ -23,7 +23,8 @@ from schemas.control import PolicyRequest
 from schemas.sandbox import EdgeOpItem, Observation, Observed
 from services.edge.admission import Amount
 from services.edge.drivers.base import BackendReport, Driver, Exited, Handle
-from services.edge.journal.journal import Journal, records, timerecords
+from services.edge.journal import records, timerecords
+from services.edge.journal.journal import Journal
 from services.edge.journal.logged import Numbers
 from services.edge.journal.records import Change, SandboxRow
 from services.edge.layers.locate import Locator

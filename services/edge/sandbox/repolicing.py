@@ -16,7 +16,7 @@ from schemas.sandbox import SandboxSpec, Tightening
 from services.edge.drivers.base import Handle
 from services.edge.drivers.offers import offered
 from services.edge.drivers.policing import Enforcing
-from services.edge.journal.journal import records
+from services.edge.journal import records
 from services.edge.sandbox import rules
 from services.edge.sandbox.ending import Ending
 from shared import policies

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from schemas.sandbox import SandboxSpec
 from services.edge.drivers.snapshotting import Captured, Snapshotting
-from services.edge.snapshots.snapshots import snapshots
+from services.edge.snapshots import snapshots
 from shared.errors import DsecError, NotFound
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from schemas.control import UploadTarget
-from services.edge.snapshots.snapshots import scrub, scrubgit
+from services.edge.snapshots import scrub, scrubgit
 from shared.blobs.layout import CHUNKS_NAME, DATA_NAME, META_NAME, LayerFiles, LayerManifest
 from shared.blobs.scratch import disk_errors
 from shared.erofs.collapse import merged

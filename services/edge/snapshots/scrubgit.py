@@ -16,9 +16,9 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from services.edge.snapshots import gitobjects
 from services.edge.snapshots.gitobjects import MALFORMED, OBJECTS_MAX, Budget, Object, Pack, TooMuch
 from services.edge.snapshots.scrub import Report
-from services.edge.snapshots.snapshots import gitobjects
 from shared.erofs.layertree import Extent, Inode, stored_bytes
 from shared.errors import InvalidRequest, Unsupported
 

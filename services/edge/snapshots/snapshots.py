@@ -19,7 +19,7 @@ from schemas.control import PackReply, PackRequest
 from services.edge.drivers.offers import offered
 from services.edge.drivers.snapshotting import Captured, Snapshotting
 from services.edge.sandbox.ending import Interrupted
-from services.edge.snapshots.snapshots import packing, scrub
+from services.edge.snapshots import packing, scrub
 from shared.errors import Unavailable, Unsupported
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from schemas.control import UploadTarget
 from services.edge.drivers.base import Handle, Layer
 from services.edge.drivers.container import ContainerDriver, capturing
 from services.edge.machine import freezing
-from services.edge.snapshots.snapshots import packing, scrub
+from services.edge.snapshots import packing, scrub
 from shared.blobs.layout import DATA_NAME, META_NAME
 from shared.errors import CapacityExhausted, NotFound, SandboxDied
 from tests.conformance.harness import HANG_S, new_uid, run, until

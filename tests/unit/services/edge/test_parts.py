@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from services.edge.door import finished
 from services.edge.door.calls import Call
-from services.edge.door.door import finished
 from services.edge.door.finished import Finished
 from services.edge.door.operation import Operation
 from services.edge.drivers import registry

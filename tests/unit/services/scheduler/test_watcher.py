@@ -55,7 +55,12 @@ async def test_a_scheduler_that_stood_still_itself_condemns_nobody(
 
     monkeypatch.setattr(module.nodes, "mark_lost", mark_lost)
     settings = Settings(pg_dsn="", redis_url="", silence_s=SILENCE_S)
-    watcher = Watcher(settings, cast("Any", Rows()), ANY, connected=lambda: True)
+
+    async def more_room() -> None: ...
+
+    watcher = Watcher(
+        settings, cast("Any", Rows()), ANY, connected=lambda: True, more_room=more_room
+    )
     watcher.start()
     await time.until(1000.0 + 2 * SILENCE_S)
     assert judged and min(judged) >= 1000.0 + SILENCE_S

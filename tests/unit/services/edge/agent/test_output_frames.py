@@ -6,8 +6,8 @@ from schemas.exec import HEADER_OFFSET, HEADER_SOURCE, LATE_BYTES
 from services.edge.door.calls import Call
 from services.edge.door.operation import Operation
 from shared.clock import SystemClock
+from tests.unit.services.edge.door.test_operation import Wire
 from tests.unit.services.edge.frames import kind_of
-from tests.unit.services.edge.test_operation import Wire
 
 CALL = Call("acme", "n1", "u", "exec", "p")
 

@@ -19,7 +19,7 @@ from shared.errors import InvalidRequest
 FRAMES = st.lists(
     st.tuples(st.integers(0, 255), st.integers(0, 2**32 - 1), st.binary(max_size=300)), max_size=8
 )
-HEADER = Path(__file__).parents[4] / "guest" / "aether" / "aether.h"
+HEADER = Path(__file__).parents[5] / "guest" / "aether" / "aether.h"
 
 
 @given(FRAMES, st.data())

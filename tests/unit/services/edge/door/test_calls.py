@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.subjects import exec_, out
+from services.edge.door import calls
 from services.edge.door.calls import Call
-from services.edge.door.door import calls
 
 token = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=20)
 CALL = Call("team", "n1", "u1", "exec", "alice")

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from schemas.exec import CONNECT_WINDOW_BYTES, HANGUP_S
+from services.edge.door import operation
 from services.edge.door.calls import Call
-from services.edge.door.door import operation
 from services.edge.door.ports import Connection, Room
 from shared.clock import FakeClock
 from shared.errors import CapacityExhausted, Conflict

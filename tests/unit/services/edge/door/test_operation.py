@@ -8,8 +8,8 @@ import pytest
 
 from schemas.base import HEADER_FRAME
 from schemas.exec import CHUNK_BYTES, HEADER_OFFSET, WINDOW_BYTES
+from services.edge.door import operation
 from services.edge.door.calls import Call
-from services.edge.door.door import operation
 from services.edge.door.operation import Operation
 from shared.clock import FakeClock
 from shared.errors import DeadlineExceeded, InvalidRequest

@@ -14,7 +14,7 @@ from services.edge.door.operation import RETAINED_BYTES, Operation
 from services.edge.door.orders import SIGNALS
 from services.edge.drivers.base import Resize
 from shared.errors import InvalidRequest
-from tests.unit.services.edge.test_operation import Wire
+from tests.unit.services.edge.door.test_operation import Wire
 
 
 async def test_who_joins_gets_what_was_confirmed_too_and_the_other_is_told() -> None:

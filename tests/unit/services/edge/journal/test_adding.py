@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.edge.journal import records
 from services.edge.journal.adding import ROWS, apply, together
 from services.edge.journal.claims import Claim
-from services.edge.journal.journal import records
 
 UID = "0" * 26
 

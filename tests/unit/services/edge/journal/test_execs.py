@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from services.edge.journal import claims, execs, records
 from services.edge.journal.claims import Claim, Claims
 from services.edge.journal.execs import Execs
-from services.edge.journal.journal import Journal, claims, execs, records
+from services.edge.journal.journal import Journal
 from services.edge.journal.records import ExecRow
 from shared import ids
 
-REPOSITORY = Path(__file__).resolve().parents[4]
+REPOSITORY = Path(__file__).resolve().parents[5]
 UID, OP, HASH = ids.derived("sandbox"), ids.derived("operation"), b"h" * 32
 
 
@@ -127,7 +128,7 @@ async def test_more_intents_than_slots_wait_for_their_commit(
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from tests.unit.services.edge.test_execs import Edge, HASH, OP, UID
+from tests.unit.services.edge.journal.test_execs import Edge, HASH, OP, UID
 from shared import ids
 
 async def main():

@@ -15,15 +15,16 @@ import pytest
 
 from schemas.sandbox import EdgeOpItem, Observation, ResolvedSpec, SandboxSpec, StartItem
 from services.edge.drivers.base import Handle
+from services.edge.journal import records, timerecords
 from services.edge.journal.claims import Claim
-from services.edge.journal.journal import Journal, records, timerecords
+from services.edge.journal.journal import Journal
 from services.edge.journal.records import Accepted, SandboxRow
 from services.edge.sandbox.rules import Times
 from services.edge.sandbox.verifying import Kept, Lease, Scoring
 from shared import ids
 from shared.errors import Internal, Unavailable
 
-REPOSITORY = Path(__file__).parents[4]
+REPOSITORY = Path(__file__).parents[5]
 UID = "0" * 26
 
 
@@ -142,8 +143,8 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from services.edge.journal.claims import Claim
 from services.edge.journal.journal import Journal
-from tests.unit.services.edge.test_journal import row
-from services.edge.journal.journal import records, timerecords
+from tests.unit.services.edge.journal.test_journal import row
+from services.edge.journal import records, timerecords
 
 async def main():
     journal = Journal(Path(sys.argv[1]))

@@ -14,8 +14,8 @@ import pytest
 from schemas.base import Ok
 from schemas.exec import ExecReply, WholeOutput
 from schemas.trajectory import OUTPUT_PIECE_BYTES, OutputPiece, output_of
-from services.edge.door.door import outcomes
-from services.edge.journal.journal import outputs
+from services.edge.door import outcomes
+from services.edge.journal import outputs
 from services.edge.journal.logged import Logged
 from services.edge.journal.outputs import Outputs, Room
 from shared import ids

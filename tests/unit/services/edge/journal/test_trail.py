@@ -15,8 +15,9 @@ from schemas.exec import ExecRequest
 from schemas.trajectory import TrajectoryRecord, TrajectoryRecords, TrajectoryRequest
 from services.edge.door.calls import Call
 from services.edge.door.door import Door
+from services.edge.journal import records, trail
 from services.edge.journal.execs import Execs
-from services.edge.journal.journal import Journal, records, trail
+from services.edge.journal.journal import Journal
 from services.edge.journal.logged import Logged, Numbers
 from services.edge.journal.outputs import Outputs, Room
 from services.edge.journal.trail import Trail

@@ -14,7 +14,7 @@ from msgspec import structs
 from schemas.control import PolicyRequest
 from schemas.sandbox import ResolvedSpec, SandboxSpec, Tightening
 from services.edge.drivers.base import BackendReport, Feature, Handle, StartSpec
-from services.edge.journal.journal import records
+from services.edge.journal import records
 from services.edge.sandbox import repolicing, rules
 from services.edge.sandbox.ending import Ending
 from services.edge.sandbox.repolicing import changed, check, enforce, note, tighten

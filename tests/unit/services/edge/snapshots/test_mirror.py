@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from services.edge.snapshots import mirror
 from services.edge.snapshots.mirror import Cancelled, Mirror, mapped_for_writing
-from services.edge.snapshots.snapshots import mirror
 from shared.erofs.verify import data_spans
 from shared.errors import Conflict
 

@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
+from services.edge.snapshots import scrub
 from services.edge.snapshots.scrub import RULES, Rule
-from services.edge.snapshots.snapshots import scrub
 from shared.erofs.layertree import Inode, new_dir, new_whiteout, walk
 from shared.errors import InvalidRequest
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from services.edge.snapshots import gitobjects, scrubgit
 from services.edge.snapshots.gitobjects import MALFORMED, Budget, Object, Pack, TooMuch
 from services.edge.snapshots.scrub import Report
 from services.edge.snapshots.scrubgit import scrub
-from services.edge.snapshots.snapshots import gitobjects, scrubgit
 from shared.erofs.dirlayer import DirectoryLayer
 from shared.erofs.layertree import Inode, walk
 from shared.errors import InvalidRequest, Unsupported
