@@ -98,10 +98,10 @@ class _Ear(asyncio.BufferedProtocol):
         return self._incoming
 
     def buffer_updated(self, nbytes: int) -> None:
-        view, parser = self._incoming[:nbytes], self._client._ps
-        at = 0
-        if not (self._reader._buffer or parser.buf or parser.state != AWAITING_CONTROL_LINE):
-            at = self._take(bytes(view) if nbytes < len(self._incoming) else b"")
+        view, parser, at = self._incoming[:nbytes], self._client._ps, 0
+        busy = self._reader._buffer or parser.buf or parser.state != AWAITING_CONTROL_LINE
+        if not busy and nbytes < len(self._incoming) and bytes(view[:4]) == b"MSG ":
+            at = self._take(bytes(view))
         if at < nbytes:
             self._before.data_received(view[at:])  # which copies it
 
