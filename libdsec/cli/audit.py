@@ -21,7 +21,9 @@ from libdsec.errors import InvalidRequest, NotFound
 
 app = typer.Typer(no_args_is_help=True, cls=Aliases)
 
-QUERY_COLUMNS = ("seq", "at", "kind", "principal", "verb", "target", "outcome", "count")
+QUERY_COLUMNS = (
+    "seq", "at", "kind", "principal", "verb", "target", "outcome", "count", "id",
+)  # fmt: skip
 FINDING_COLUMNS = ("at", "severity", "rule", "uid", "job", "task", "principal", "explanation")
 RULE_COLUMNS = ("id", "severity", "confidence", "measure", "threshold", "window_s", "respond",
                 "title")  # fmt: skip
@@ -133,7 +135,8 @@ def _print_finding(facts: dict[str, Any], *, as_json: bool) -> None:
         line = json.dumps(facts, ensure_ascii=False)
     else:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["at"]))
-        named = [f"{n}={facts[n]}" for n in ("uid", "job", "task", "principal") if facts.get(n)]
+        names = ("id", "uid", "job", "task", "principal")
+        named = [f"{name}={facts[name]}" for name in names if facts.get(name)]
         line = "\t".join([at, facts["severity"], facts["rule"], *named, facts["explanation"]])
     print(line, flush=True)
 
