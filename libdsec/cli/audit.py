@@ -16,17 +16,20 @@ import typer
 
 from libdsec import ocsf
 from libdsec._ids import uid_of
-from libdsec.cli.common import Aliases, Json, client, emit, run, table
-from libdsec.errors import InvalidRequest
+from libdsec.cli.common import Aliases, Json, client, emit, of_column, run, table
+from libdsec.errors import InvalidRequest, NotFound
 
 app = typer.Typer(no_args_is_help=True, cls=Aliases)
 
-QUERY_COLUMNS = ("seq", "at", "kind", "principal", "verb", "target", "outcome", "count")
+QUERY_COLUMNS = (
+    "seq", "at", "kind", "principal", "verb", "target", "outcome", "count", "id",
+)  # fmt: skip
 FINDING_COLUMNS = ("at", "severity", "rule", "uid", "job", "task", "principal", "explanation")
 RULE_COLUMNS = ("id", "severity", "confidence", "measure", "threshold", "window_s", "respond",
                 "title")  # fmt: skip
 SUGGEST_COLUMNS = ("path", "value", "remove", "count", "sandboxes", "withheld", "reason")
 EVIDENCE_COLUMNS = ("seq", "at", "source", "rule", "verdict", "count", "target")
+KINDS = ("access", "violation", "finding", "retention")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 Since = Annotated[
@@ -47,7 +50,16 @@ def moment(text: str | None, name: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise InvalidRequest(f"{text!r} is no time", field=name) from None
+        known = "seconds since the epoch, or how long ago: 90s, 15m, 2h, 7d"
+        raise InvalidRequest(f"{text!r} is no time ({known})", field=name) from None
+
+
+def _known(kind: str | None) -> str | None:
+    """A kind of entries. Raises ``InvalidRequest``: of one that there is none of nothing is
+    found, which looks like peace."""
+    if kind not in (None, *KINDS):
+        raise InvalidRequest(f"{kind!r} is none of {', '.join(KINDS)}", field="kind")
+    return kind
 
 
 def _line(entry: Any) -> dict[str, Any]:
@@ -84,7 +96,7 @@ def query(
     async def work() -> None:
         async with client() as c:
             found = c.audit.list(
-                project=of, kind=kind, principal=principal, verb=verb, outcome=outcome,
+                project=of, kind=_known(kind), principal=principal, verb=verb, outcome=outcome,
                 target=target and uid_of(target), since=moment(since, "since"),
                 until=moment(until, "until"), limit=limit,
             )  # fmt: skip
@@ -123,7 +135,8 @@ def _print_finding(facts: dict[str, Any], *, as_json: bool) -> None:
         line = json.dumps(facts, ensure_ascii=False)
     else:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["at"]))
-        named = [f"{n}={facts[n]}" for n in ("uid", "job", "task", "principal") if facts.get(n)]
+        names = ("id", "uid", "job", "task", "principal")
+        named = [f"{name}={facts[name]}" for name in names if facts.get(name)]
         line = "\t".join([at, facts["severity"], facts["rule"], *named, facts["explanation"]])
     print(line, flush=True)
 
@@ -145,6 +158,8 @@ def rules(
     async def in_force() -> None:
         async with client() as c:
             found = [msgspec.to_builtins(r) for r in await c.audit.rules(rule)]
+        if rule is not None and not found:
+            raise NotFound(f"there is no rule {rule!r}", field="rule")
         table([{**_defaults(), **f} for f in found], RULE_COLUMNS, as_json=as_json)
 
     async def tried() -> None:
@@ -216,8 +231,8 @@ def explain(
             return
         facts = msgspec.to_builtins(found.finding)
         for name, value in facts.items():
-            if name not in ("evidence", "v"):
-                print(f"{name + ':':<14}{value}")
+            if name not in ("evidence", "v") and value not in (None, "", [], {}):
+                print(f"{name + ':':<14}{of_column(name, value)}")
         if found.rule is not None:
             print(f"{'rule says:':<14}{found.rule.title}; {found.rule.explanation}")
         print()
@@ -251,7 +266,7 @@ def export(
             raise InvalidRequest("jsonl or ocsf", field="format")
         async with client() as c:
             found = c.audit.list(
-                project=of, kind=kind, since=moment(since, "since"), limit=limit,
+                project=of, kind=_known(kind), since=moment(since, "since"), limit=limit,
                 until=moment(until, "until"),
             )  # fmt: skip
             async for line in _lines(found, form):
@@ -285,5 +300,7 @@ def suggest(
             )  # fmt: skip
         found = [msgspec.to_builtins(s) for s in reply.suggestions]
         table(found, SUGGEST_COLUMNS, as_json=as_json)
+        if not found and not as_json:
+            print("nothing was denied that a policy could allow", file=sys.stderr)
 
     run(work, as_json=as_json)

@@ -120,7 +120,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json:
     if as_json:
         emit([dict(row) for row in rows])
         return
-    cells = [[_of_column(column, row.get(column)) for column in columns] for row in rows]
+    cells = [[of_column(column, row.get(column)) for column in columns] for row in rows]
     if not sys.stdout.isatty():
         for line in ([c.upper() for c in columns], *cells):
             print("\t".join(line))
@@ -137,7 +137,7 @@ def facts(value: Mapping[str, Any]) -> None:
         inner = fact if isinstance(fact, Mapping) else {}
         lines |= {f"{name}.{key}": v for key, v in inner.items()} or {name: fact}
     rows = [
-        {"name": name, "value": _of_column(name, fact)}
+        {"name": name, "value": of_column(name, fact)}
         for name, fact in lines.items() if fact not in (None, "", {}, [])
     ]  # fmt: skip
     table(rows, ("name", "value"), as_json=False)
@@ -156,7 +156,8 @@ def rich_table(cells: Sequence[Sequence[str]], columns: Sequence[str]) -> Any:
     return made
 
 
-def _of_column(column: str, value: Any) -> str:
+def of_column(column: str, value: Any) -> str:
+    """A value as people read it: times where the column is about one."""
     if isinstance(value, float) and (column == "at" or column.endswith("_at")):
         return datetime.fromtimestamp(value).isoformat(" ", "milliseconds")
     return _cell(value)

@@ -87,8 +87,7 @@ class Questions:
         for name in ("job", "task"):
             if (wanted := getattr(query, name)) is not None:
                 events = [e for e in events if getattr(e, name) == wanted]
-        attacks = suggesting.attacks(self._engine.rules.values())
-        withheld = {item.event.id: item.rule.id for item in Engine(attacks).take(events)}
+        withheld = suggesting.withheld(events, self._engine.rules.values())
         return SuggestReply(events=len(events), suggestions=suggesting.suggest(events, withheld))
 
     async def verify(self, query: VerifyQuery, _: Incoming) -> VerifyReply:

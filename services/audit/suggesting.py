@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.audit import Suggestion
+from services.audit.engine import Engine
 from services.audit.events import Event
 from services.audit.rulebook import Rule
 
@@ -54,6 +55,21 @@ class Change:
 def attacks(rules: Iterable[Rule]) -> list[Rule]:
     """Rules whose denials are not to be lifted."""
     return [rule for rule in rules if rule.id not in HARMLESS and rule.threshold == 1]
+
+
+def scans(rules: Iterable[Rule]) -> list[Rule]:
+    """Rules that take many different targets for an attack, of which each alone is none."""
+    return [rule for rule in rules if rule.measure == "targets" and rule.threshold > 1]
+
+
+def withheld(events: Sequence[Event], rules: Iterable[Rule]) -> dict[str, str]:
+    """Events, oldest first, whose denials are not to be lifted, and the rule that says so."""
+    known = list(rules)
+    scanning = Engine(scans(known))
+    taken = scanning.take(events)
+    found = {(f.rule, f.uid) for f in scanning.fold(taken, {})}
+    parts = {i.event.id: i.rule.id for i in taken if (i.rule.id, i.event.uid) in found}
+    return parts | {i.event.id: i.rule.id for i in Engine(attacks(known)).take(events)}
 
 
 def suggest(events: Sequence[Event], withheld: Mapping[str, str]) -> list[Suggestion]:

@@ -203,13 +203,15 @@ async def test_a_quarantined_sandbox_stands_still_and_its_disk_is_kept(
         await trainer.run_container(args()) as box,
     ):
         await box.files.write("/tmp/evidence", b"of it")
+        known = {image.name for image in await trainer.images.list()}  # of projects above
         seen = [GradingObservation(what="protected_file_edited", subject="conftest.py")]
         await trainer.audit.report(box.uid, seen)
 
         async def kept() -> Any:
             paused = (await box.info()).state == "paused"
             images = await trainer.images.list()
-            return [i for i in images if i.kind == "snapshot"] if paused else None
+            new = [i for i in images if i.kind == "snapshot" and i.name not in known]
+            return new if paused else None
 
         (image,) = await until(kept, what="a paused sandbox and its snapshot")
         found = [e async for e in trainer.audit.list(kind="finding", target=box.uid)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.audit.engine import Engine
 from services.audit.events import Event
 from services.audit.settings import Settings
-from services.audit.suggesting import attacks, suggest
+from services.audit.suggesting import suggest, withheld
 
-RULES = attacks(Settings(pg_dsn="postgresql://x").rules())
+RULES = list(Settings(pg_dsn="postgresql://x").rules())
 
 
 def denied(source: str, number: int = 0, **facts: Any) -> Event:
@@ -21,8 +20,8 @@ def denied(source: str, number: int = 0, **facts: Any) -> Event:
 
 
 def changes(*events: Event) -> list[tuple[str, str, int]]:
-    withheld = {item.event.id: item.rule.id for item in Engine(RULES).take(events)}
-    return [(s.path, s.value, s.count) for s in suggest(events, withheld) if not s.withheld]
+    found = suggest(events, withheld(events, RULES))
+    return [(s.path, s.value, s.count) for s in found if not s.withheld]
 
 
 def test_a_mirror_with_a_name_stands_for_its_hosts() -> None:
@@ -65,6 +64,18 @@ def test_attacks_are_named_with_their_rule_and_not_suggested() -> None:
     assert changes(attack) == []
     (told,) = suggest([attack], {attack.id: "forged_request"})
     assert told.withheld == "forged_request"
+
+
+def test_a_scan_is_not_suggested_port_by_port() -> None:
+    """Nor is it held against what else was denied, or against another sandbox."""
+    scan = [denied("bpf_net", n, address="192.0.2.9", port=n, at=float(n)) for n in range(1, 41)]
+    name = denied("dns", 100, domain="a.example", at=50.0)
+    other = denied("bpf_net", 101, address="192.0.2.9", port=7, uid="u2", at=50.0)
+    assert changes(*scan, name, other) == [
+        ("network", "192.0.2.9:7", 1), ("network", "a.example", 1),
+    ]  # fmt: skip
+    assert set(withheld(scan, RULES).values()) == {"port_scan"}
+    assert withheld(scan[:20], RULES) == {}
 
 
 def test_what_was_let_through_or_is_another_nodes_word_asks_for_nothing() -> None:
