@@ -25,9 +25,6 @@ MAX_MEMORY_STORE_BYTES = 256 * 1024 * 1024
 MAX_FILE_STORE_BYTES = 32 * 1024 * 1024 * 1024  # a limit: must exceed the streams' sum
 GROWTH_PERCENT = 400
 """How much its heap grows before the collector runs."""
-AUTHORIZATION_S = 10.0
-"""What auth has to say who may connect. Then the server calls it a violation, which it may
-not be: by itself it waits for two seconds, less than a busy machine may need."""
 _INFO_TIMEOUT_S = 1.0
 
 Permissions = Mapping[str, Sequence[str]]
@@ -68,7 +65,6 @@ def render_config(
             },
             "system_account": "SYS",
             "authorization": {
-                "timeout": AUTHORIZATION_S,
                 "auth_callout": {
                     "issuer": credentials.account_public,
                     "account": "DSEC",
