@@ -82,7 +82,7 @@ async def test_without_the_database_requests_wait_and_known_clients_get_in(
     await known.nc.close()
     for key in (f"dsec_{ids.new()}_{'x' * 43}", stack.secrets.admin_key[:-4] + "AAAA"):
         with pytest.raises((nats.errors.Error, OSError, TimeoutError)):
-            await connect(stack, key, within_s=4)
+            await connect(stack, key, patient=False)
     reply = await person.read(ROOT, "quota", "get")
     assert (reply["error"]["code"], reply["error"]["retryable"]) == ("unavailable", True)
     await infra.restart("postgres")
