@@ -86,7 +86,7 @@ async def test_a_start_that_hangs_can_be_stopped(system: Cluster) -> None:
 
 async def test_a_stop_that_hangs_disturbs_nobody_and_is_tried_again(system: Cluster) -> None:
     """(L27)"""
-    uid, other = await system.running(options={"stop_hang": 8}), await system.running()
+    uid, other = await system.running(options={"stop_hang": 5}), await system.running()
     await system.scheduler.op("stop", uid)
     reply = await system.caller.exec(other, ExecRequest(op_id=ids.new(), argv=["true"]))
     assert reply.exit_code == 0
