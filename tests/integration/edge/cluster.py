@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,8 +102,7 @@ class Scheduler:
             consumer.start()
 
     async def close(self) -> None:
-        for consumer in self._consumers:
-            await consumer.close()
+        await asyncio.gather(*(consumer.close() for consumer in self._consumers))
         await self.bus.close()
 
     async def _join(self, msg: Msg) -> None:
@@ -344,8 +343,9 @@ async def cluster(folder: Path, **env: str) -> AsyncIterator[Cluster]:
         await until(lambda: scheduler.joins and scheduler.beats)
         yield Cluster(server, edge, scheduler, caller, url, passwords[CLIENT_USER])
     finally:
+        closing: list[Awaitable[object]] = [scheduler.close()]
         if edge.process is not None and edge.process.returncode is None:
-            await edge.kill(signal.SIGTERM)
+            closing.append(edge.kill(signal.SIGTERM))
+        await asyncio.gather(*closing)
         await client.close()
-        await scheduler.close()
         await server.child.stop()
