@@ -85,8 +85,12 @@ class Programs:
             self._lib.libbpf_set_print(None)
 
     def map(self, name: str) -> Map:
-        """A map of the object."""
+        """A map of the object. Raises ``Unsupported`` where it has none of the name: it is
+        of another build."""
         found = self._lib.bpf_object__find_map_by_name(self._object, name.encode())
+        if not found:
+            text = f"no map {name} in the built programs (make -C guest)"
+            raise Unsupported(text, field="egress")
         return Map(self._lib, self._lib.bpf_map__fd(found))
 
     def attach(self, program: str, group: int) -> None:

@@ -19,6 +19,8 @@ from tests.integration.conftest import Stack
 MANY = 500
 WAIT_S = 60.0
 
+pytestmark = pytest.mark.integration
+
 
 class Heard:
     """What came, in order; ``all`` is set at ``count``."""
