@@ -1,4 +1,9 @@
-/* attach PIDFD ROOTFD [HOSTNAME [GUARD…]]: gives a warm shell its root.
+/* attach PIDFD: readies a warm shell, says so by a byte that is 0, waits, and gives the shell
+ * its root. To begin a program takes longer than what this one does, so it is begun ahead.
+ *
+ * What it waits for comes by its input, a socket, and is all that comes until the end of
+ * that: the root's descriptor and words, each with a 0 at its end, HOSTNAME (empty: as it is)
+ * and GUARDs. Where no root comes nobody needs it any more.
  *
  * Enters the shell's mount, network and UTS namespaces, brings its loopback up, puts the composed root, a detached
  * mount that the edge made, at /newroot, carries the shell's /proc, /dev, /sys and
@@ -27,11 +32,13 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define NEWROOT "/newroot"
 #define EXIT_IMAGE 2  /* the image is at fault: no other node would do better, */
 #define EXIT_POLICY 3 /* or what is to be protected in it */
+#define WORDS_MAX (4u << 20) /* bytes */
 #define RESOLVER "192.0.0.8" /* the edge's, where there is a way out; else nobody */
 
 void fail(const char *fmt, ...)
@@ -121,34 +128,32 @@ static void carry_over(int root)
     close(etc);
 }
 
-static int rewrite(const char *path)
+/* One of the engine's own files, in the shell's root. What it begins with as it should stays:
+ * to cut a file costs more than all else here, so it is done while nobody waits. */
+static void rewrite(const char *path, const char *text)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
-    if (fd < 0 || fchmod(fd, 0644))
+    char has[512];
+    size_t want = strlen(text);
+    int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+    ssize_t size = fd < 0 || fchmod(fd, 0644) ? -1 : pread(fd, has, sizeof has, 0);
+    if (size > 0 && ((size_t)size > want || memcmp(has, text, (size_t)size)))
+        size = ftruncate(fd, 0);
+    if (size < 0 || pwrite(fd, text + size, want - (size_t)size, size) != (ssize_t)want - size)
         fail("the shell's %s cannot be written", path);
-    return fd;
+    close(fd);
 }
 
-/* The engine's own files, in the shell's root, before the image's root is there. */
+/* The engine's files, before the image's root is there; without a name what is the same for
+ * all names. */
 static void name_host(const char *name)
 {
-    struct utsname own;
-    if (name && sethostname(name, strlen(name)))
-        fail("cannot set the host name");
-    if (uname(&own))
-        fail("cannot read the host name");
-    int fd = rewrite("/etc/hosts"); /* with its own name: many programs look that up */
-    dprintf(fd, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n");
-    dprintf(fd, "127.0.1.1\t%s\n", own.nodename);
-    close(fd);
-    fd = rewrite("/etc/resolv.conf"); /* the engine's is the node's own */
-    dprintf(fd, "nameserver %s\noptions timeout:5 attempts:2\n", RESOLVER);
-    close(fd);
-    if (!name)
-        return;
-    fd = rewrite("/etc/hostname");
-    dprintf(fd, "%s\n", name);
-    close(fd);
+    char text[256];
+    snprintf(text, sizeof text, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+             "%s%s%s", name ? "127.0.1.1\t" : "", name ? name : "", name ? "\n" : "");
+    rewrite("/etc/hosts", text); /* with its own name: many programs look that up */
+    rewrite("/etc/resolv.conf", "nameserver " RESOLVER "\noptions timeout:5 attempts:2\n");
+    snprintf(text, sizeof text, "%s%s", name ? name : "", name ? "\n" : "");
+    rewrite("/etc/hostname", text); /* the engine's are the node's own */
 }
 
 /* Some engines leave a shell's network namespace as the kernel made it. */
@@ -165,20 +170,84 @@ static void loopback_up(void)
     close(fd);
 }
 
-int main(int argc, char **argv)
+static void enter(int pidfd)
 {
-    if (argc < 3) {
-        fputs("usage: attach PIDFD ROOTFD [HOSTNAME [GUARD...]]\n", stderr);
-        return 2;
-    }
-    int pidfd = atoi(argv[1]), mount_fd = atoi(argv[2]);
-    const char *hostname = argc > 3 && *argv[3] ? argv[3] : NULL;
-    int decoy = argc > 4 ? decoy_take(argv + 4) : -1;
     umask(0);
     if (setns(pidfd, CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS))
         fail("cannot enter the shell's namespaces");
     loopback_up();
-    name_host(hostname);
+}
+
+/* In a process of its own, so that this one stays where what is on the node can be taken. */
+static void ready(int pidfd)
+{
+    int status;
+    pid_t pid = fork();
+    if (!pid) {
+        enter(pidfd);
+        name_host(NULL);
+        _exit(0);
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) != pid)
+        fail("cannot ready the shell");
+    if (status)
+        exit(1); /* it has said why */
+    if (write(STDOUT_FILENO, "", 1) != 1)
+        exit(0);
+}
+
+/* The bytes of one piece, or 0; its descriptor replaces a missing one. */
+static size_t piece(char *at, size_t room, int *fd)
+{
+    union { char raw[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control;
+    struct iovec io = {at, room};
+    struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = control.raw,
+                       .msg_controllen = sizeof control.raw};
+    ssize_t n;
+    do
+        n = recvmsg(STDIN_FILENO, &m, MSG_CMSG_CLOEXEC);
+    while (n < 0 && errno == EINTR);
+    struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&m) : NULL;
+    if (c && c->cmsg_type == SCM_RIGHTS && *fd < 0)
+        memcpy(fd, CMSG_DATA(c), sizeof *fd);
+    return n > 0 ? (size_t)n : 0;
+}
+
+/* The words that come, NULL behind the last; NULL where there is nothing to do. */
+static char **words_of(int *root)
+{
+    size_t size = 0, room = 0, count = 0, n;
+    char *text = NULL;
+    do {
+        if (room - size < 4096 && (room += 65536) && !(text = realloc(text, room)))
+            fail("no room for what is to be done");
+        n = piece(text + size, room - size, root);
+        size += n;
+    } while (n && size <= WORDS_MAX);
+    if (*root < 0)
+        return NULL;
+    if (!size || n || text[size - 1])
+        fail("what is to be done does not end");
+    for (size_t i = 0; i < size; i++)
+        count += !text[i];
+    char **words = calloc(count + 1, sizeof *words);
+    if (!words)
+        fail("no room for what is to be done");
+    for (size_t i = 0; i < count; text += strlen(text) + 1)
+        words[i++] = text;
+    return words;
+}
+
+static void attach(int pidfd, int mount_fd, const char *hostname, char **guards)
+{
+    struct utsname own;
+    int decoy = decoy_take(guards);
+    enter(pidfd);
+    if (*hostname && sethostname(hostname, strlen(hostname)))
+        fail("cannot set the host name");
+    if (uname(&own))
+        fail("cannot read the host name");
+    name_host(own.nodename);
     if (syscall(SYS_move_mount, mount_fd, "", AT_FDCWD, NEWROOT, MOVE_MOUNT_F_EMPTY_PATH))
         fail("cannot place the new root");
     int root = open(NEWROOT, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -187,11 +256,24 @@ int main(int argc, char **argv)
     carry_over(root);
     if (decoy >= 0)
         decoy_put(root, decoy);
-    if (argc > 4)
-        guard(root, argv + 4);
+    guard(root, guards);
     if (syscall(SYS_pivot_root, ".", "."))
         fail("cannot change the root");
     if (umount2(".", MNT_DETACH))
         fail("cannot drop the shell's own root");
+}
+
+int main(int argc, char **argv)
+{
+    int root = -1;
+    if (argc != 2) {
+        fputs("usage: attach PIDFD\n", stderr);
+        return 2;
+    }
+    int pidfd = atoi(argv[1]);
+    ready(pidfd);
+    char **words = words_of(&root);
+    if (words)
+        attach(pidfd, root, words[0], words + 1);
     return 0;
 }

@@ -6,14 +6,12 @@
  *
  * A mount holds its own place, not those above it: who renames a folder above moves the
  * mount along and puts something else in its place. So every folder above is made a mount
- * too, which cannot be renamed. A link can be no mount: one in / (as /bin often is) is held
- * by making / itself read-only and every folder in it a writable mount; a link further
- * down is refused.
+ * too, which cannot be renamed, and so is every link on the way: a link can be a mount of
+ * itself.
  */
 #include "attach.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/mount.h>
@@ -33,17 +31,28 @@
 #define STATX_ATTR_MOUNT_ROOT 0x2000
 #endif
 #define PINNED_MAX 256
+#define LINKS_MAX 40
+#define PATH_BYTES 4096
+#define FIND_TRIES 10000
 
-static char *pinned[PINNED_MAX];
-static int pinned_count;
+struct paths { char *at[PINNED_MAX]; int count; };
 
+static struct paths pinned; /* folders and links that are mounts, */
+static struct paths whole;  /* and trees that are read-only as a whole: nothing moves in them */
+
+/* The kernel refuses a way that goes up while anything anywhere is renamed or mounted, and says
+ * that it is to be tried again. */
 static int find(int root, const char *path, unsigned long long flags, int how_resolve)
 {
     struct open_how how = {
         .flags = O_PATH | O_CLOEXEC | flags,
         .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | (unsigned)how_resolve,
     };
-    return (int)syscall(SYS_openat2, root, path[1] ? path + 1 : ".", &how, sizeof how);
+    int fd, tries = 0;
+    do
+        fd = (int)syscall(SYS_openat2, root, path[1] ? path + 1 : ".", &how, sizeof how);
+    while (fd < 0 && errno == EAGAIN && ++tries < FIND_TRIES);
+    return fd;
 }
 
 static int tree_of(int at, const char *path)
@@ -102,122 +111,180 @@ static bool is_mount(int at)
     return !statx(at, "", AT_EMPTY_PATH, 0, &st) && st.stx_attributes & STATX_ATTR_MOUNT_ROOT;
 }
 
-/* Makes a folder a mount of itself, once; one that is a mount, say /proc with all that the
- * engine laid over it, is held already. */
-static void pin(int root, const char *path)
+static bool remember(struct paths *in, const char *path)
 {
-    for (int i = 0; i < pinned_count; i++)
-        if (!strcmp(pinned[i], path))
-            return;
-    if (pinned_count == PINNED_MAX || !(pinned[pinned_count++] = strdup(path)))
-        fail("too many folders above what is protected");
-    int at = find(root, path, O_DIRECTORY, RESOLVE_NO_SYMLINKS);
-    if (at < 0)
-        fail("cannot hold %s", path);
-    if (is_mount(at))
-        close(at);
-    else
-        put(tree_of(at, path), at, path);
+    if (in->count == PINNED_MAX || !(in->at[in->count] = strdup(path)))
+        return false;
+    in->count++;
+    return true;
 }
 
-/* Holds the folders above; true where the path begins with a link in /. */
-static bool hold_above(int root, const char *path)
+static bool is_whole(const char *path)
 {
-    char above[4096];
-    for (const char *end = strchr(path + 1, '/'); end; end = strchr(end + 1, '/')) {
-        struct stat st;
-        snprintf(above, sizeof above, "%.*s", (int)(end - path), path);
-        int at = find(root, above, O_NOFOLLOW, 0);
-        if (at < 0 || fstat(at, &st))
-            fail("cannot hold %s", above);
-        close(at);
-        if (S_ISLNK(st.st_mode)) {
-            if (strchr(above + 1, '/'))
-                fail("the policy's %s is a link: name what it leads to", above);
+    for (int i = 0; i < whole.count; i++) {
+        size_t n = strlen(whole.at[i]);
+        if (!strncmp(whole.at[i], path, n) && (!path[n] || path[n] == '/'))
             return true;
-        }
-        pin(root, above);
     }
     return false;
 }
 
-/* Whether the path itself is a link; one that is not in / is refused. */
-static bool is_link(int root, const char *path)
+/* Makes a folder or a link a mount of itself, once; one that is a mount, say /proc with all
+ * that the engine laid over it, is held already. Takes the descriptor. */
+static void pin(int at, const char *path)
 {
-    struct stat st;
-    int at = find(root, path, O_NOFOLLOW, 0);
-    if (at < 0 || fstat(at, &st))
-        fail("cannot look at %s", path);
-    close(at);
-    if (S_ISLNK(st.st_mode) && strchr(path + 1, '/'))
-        fail("the policy's %s is a link: name what it leads to", path);
-    return S_ISLNK(st.st_mode);
+    bool held = is_whole(path) || is_mount(at);
+    for (int i = 0; i < pinned.count && !held; i++)
+        held = !strcmp(pinned.at[i], path);
+    if (held) {
+        close(at);
+        return;
+    }
+    if (!remember(&pinned, path))
+        fail("too much leads to what is protected");
+    put(tree_of(at, path), at, path);
 }
 
-/* True where / must be held too. */
+/* Puts where a link leads before what is left of a path; true where that begins at /. */
+static bool follow(int at, const char *link, char *left)
+{
+    char to[PATH_BYTES], rest[PATH_BYTES];
+    ssize_t n = readlinkat(at, "", to, sizeof to - 1);
+    if (n <= 0)
+        fail("cannot read %s", link);
+    to[n] = 0;
+    strcpy(rest, left);
+    if (snprintf(left, PATH_BYTES, "%s/%s", to, rest) >= PATH_BYTES) {
+        errno = ENAMETOOLONG;
+        fail("the policy's %s leads too far", link);
+    }
+    return *to == '/';
+}
+
+static void up(char *path)
+{
+    char *last = strrchr(path, '/');
+    if (last)
+        *last = 0;
+}
+
+/* Takes the next name off what is left, onto a path; false where there is none. */
+static bool next_name(char *path, char *left)
+{
+    char *name = left + strspn(left, "/");
+    size_t n = strcspn(name, "/"), had = strlen(path);
+    if (!n)
+        return false;
+    if (n == 2 && !strncmp(name, "..", 2)) {
+        up(path);
+    } else if (n != 1 || *name != '.') {
+        if (had + n + 2 > PATH_BYTES) {
+            errno = ENAMETOOLONG;
+            fail("the policy's %s is too long", path);
+        }
+        path[had] = '/';
+        memcpy(path + had + 1, name, n);
+        path[had + 1 + n] = 0;
+    }
+    memmove(left, name + n, strlen(name + n) + 1);
+    return true;
+}
+
+/* Holds what leads to a path, links as well as the folders above; `real` becomes the path
+ * without links. True where there were some. */
+static bool hold_way(int root, const char *path, char *real)
+{
+    char left[PATH_BYTES];
+    int links = 0;
+    *real = 0;
+    snprintf(left, sizeof left, "%s", path);
+    while (next_name(real, left)) {
+        struct stat st;
+        if (!*real)
+            continue;
+        int at = find(root, real, O_NOFOLLOW, RESOLVE_NO_SYMLINKS);
+        if (at < 0 || fstat(at, &st))
+            fail("cannot hold %s", real);
+        if (S_ISLNK(st.st_mode)) {
+            if (++links > LINKS_MAX)
+                fail("the policy's %s leads nowhere", path);
+            bool from_root = follow(at, real, left);
+            pin(at, real);
+            if (from_root)
+                *real = 0;
+            else
+                up(real);
+        } else if (left[strspn(left, "/")]) {
+            pin(at, real);
+        } else {
+            close(at);
+        }
+    }
+    return links;
+}
+
+/* True where the way led over links. */
 static bool lay(int root, const char *rule)
 {
-    char kind = (char)tolower((unsigned char)rule[0]);
+    char kind = (char)tolower((unsigned char)rule[0]), real[PATH_BYTES];
     const char *path = rule + 1;
-    bool hold_root = false;
     struct stat st;
     int at = find(root, path, 0, 0);
     if (at < 0 && (errno == ENOENT || errno == ENOTDIR) && isupper((unsigned char)rule[0]))
         return false;
     if (at < 0 || fstat(at, &st))
         fail("the policy's %s is not there", path);
-    if (!path[1]) {
-        if (kind != 'r')
-            fail("the policy's / can only be read-only");
-        restrict_to(root, MOUNT_ATTR_RDONLY, 0, path);
-        close(at);
-        return false;
-    }
-    if (kind == 'h') {
+    if (kind == 'h' && path[1]) {
         put(nothing(&st, path), at, path);
         return false;
     }
-    hold_root = hold_above(root, path);
-    hold_root |= is_link(root, path);
     close(at);
-    if ((at = find(root, path, 0, 0)) < 0) /* as it is now, below what holds it */
+    bool linked = hold_way(root, path, real);
+    if (!*real) {
+        if (kind != 'r')
+            fail("the policy's / can only be read-only");
+        restrict_to(root, MOUNT_ATTR_RDONLY, 0, path);
+        return false;
+    }
+    if (kind != 'x' && is_whole(real))
+        return linked;
+    if ((at = find(root, real, 0, RESOLVE_NO_SYMLINKS)) < 0) /* as it is now, below what holds it */
         fail("the policy's %s is not there", path);
     int tree = tree_of(at, path);
     restrict_to(tree, kind == 'x' ? MOUNT_ATTR_NOEXEC : MOUNT_ATTR_RDONLY, AT_RECURSIVE, path);
     put(tree, at, path);
-    return hold_root;
+    if (kind != 'x')
+        remember(&whole, real); /* one that finds no room costs a mount more */
+    return linked;
 }
 
-/* / gets and loses no entries; folders in it stay writable where they were. */
-static void hold_entries(int root)
+/* Links by which a merged system's programs are found and loaded: who swaps one of them has
+ * swapped what the others lead to. */
+static void hold_system(int root)
 {
-    DIR *dir = fdopendir(openat(root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    struct dirent *e;
-    char path[264];
-    if (!dir)
-        fail("the image's / cannot be read");
-    while ((e = readdir(dir))) {
+    static const char *const names[] = {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct stat st;
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") ||
-            fstatat(root, e->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISDIR(st.st_mode))
+        int at = find(root, names[i], O_NOFOLLOW, 0);
+        if (at < 0)
             continue;
-        snprintf(path, sizeof path, "/%s", e->d_name);
-        pin(root, path);
+        if (!fstat(at, &st) && S_ISLNK(st.st_mode))
+            pin(at, names[i]);
+        else
+            close(at);
     }
-    closedir(dir);
-    restrict_to(root, MOUNT_ATTR_RDONLY, 0, "/");
 }
 
 void guard(int root, char **rules)
 {
-    bool hold_root = false;
+    bool linked = false;
     for (; *rules; rules++) {
         if ((*rules)[0] == 'd')
             continue; /* decoy.c's */
         if (!strchr("rphxRPHX", (*rules)[0]) || (*rules)[1] != '/')
             fail("not a rule: %s", *rules);
-        hold_root |= lay(root, *rules);
+        linked |= lay(root, *rules);
     }
-    if (hold_root)
-        hold_entries(root);
+    if (linked)
+        hold_system(root);
 }

@@ -136,7 +136,7 @@ class Gate:
     def _filled(self, reach: Reach) -> PolicyMap:
         made = self._kernel.policy(self._rules)
         try:
-            made.put(reach.entries)
+            made.fill(reach)
             for address in self._grants.until:
                 if ports := self._ports(address, reach):
                     made.put([reach.opened(address, ports)])

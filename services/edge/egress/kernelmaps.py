@@ -10,12 +10,13 @@ import ipaddress
 import os
 import struct
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from services.edge.egress.libbpf import Map, Programs, Ring
-from services.edge.policy.reach import DEFAULT, Entry
+from services.edge.policy.reach import DEFAULT, Entry, Reach
 from shared.policies.network import MAPPED, Address
 
 GATE4, GATE6, GATE_PORT = "192.0.0.8", "fd64:7365:6300::1", 1
@@ -25,7 +26,6 @@ ORIGINS = 65536
 MISSING = "missing policy"
 _COOKIE = struct.Struct("<Q")
 _SANDBOX = struct.Struct("<4Q")
-_KEY = struct.Struct("<II16s")
 _HOST = struct.pack("<I", 32 + 128)
 """Keys that begin so are about one address, and in a map of their own without it."""
 _PORT = struct.Struct("<HHBxH")
@@ -89,6 +89,43 @@ def target(raw: bytes) -> bytes:
     return raw[_COOKIE.size : _COOKIE.size + 18]
 
 
+_Part = tuple[bytes, bytes, bytes]
+"""What is before the map's number in a key and what is behind it, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """A reach as it lies in a map that is new, with the numbers of its rules."""
+
+    parts: tuple[_Part, ...]
+    rules: Mapping[str, int]
+
+
+_fillings: WeakKeyDictionary[Reach, _Filling] = WeakKeyDictionary()
+
+
+def _encoded(entries: Iterable[Entry], rules: dict[str, int]) -> Iterator[_Part]:
+    for entry in entries:
+        if entry.block.version == 6 and entry.block.subnet_of(MAPPED):
+            continue  # in the kernel's map that is IPv4 itself
+        ports = b"".join(
+            _PORT.pack(r.low, r.high, r.allow, rules.setdefault(r.rule, _next(rules)))
+            for r in entry.ports
+        )
+        value = struct.pack("<II", len(entry.ports), 0) + ports
+        yield *_where(entry), value.ljust(VALUE_BYTES, b"\0")
+
+
+def _next(rules: Mapping[str, int]) -> int:
+    return min(len(rules), NO_POLICY - 1)
+
+
+def _where(entry: Entry) -> tuple[bytes, bytes]:
+    block = entry.block
+    length = 32 + block.prefixlen + (96 if block.version == 4 else 0)
+    return _NUMBER.pack(length), address_bytes(block.network_address)
+
+
 class PolicyMap:
     """The rules of one sandbox in the kernel, under a number of their own. Filled before
     it is put into force. ``rules`` numbers their texts, the same over all that follow."""
@@ -96,21 +133,31 @@ class PolicyMap:
     def __init__(self, trie: Map, hosts: Map, number: int, rules: dict[str, int]) -> None:
         self._trie, self._hosts = trie, hosts
         self.number = number
+        self._own = _NUMBER.pack(number)
         self._keys: set[bytes] = set()
         self._rules = rules
         rules.setdefault(DEFAULT, DEFAULT_RULE)
 
+    def fill(self, reach: Reach) -> None:
+        """Sets all that counts for a reach. Raises ``OSError``."""
+        if len(self._rules) > 1:  # they have numbers already
+            self.put(reach.entries)
+            return
+        known = _fillings.get(reach)
+        if known is None:
+            rules = dict(self._rules)
+            parts = tuple(_encoded(reach.entries, rules))
+            known = _fillings[reach] = _Filling(parts, rules)
+        self._rules.update(known.rules)
+        self._put(known.parts)
+
     def put(self, entries: Iterable[Entry]) -> None:
         """Sets what counts for blocks. Raises ``OSError``."""
-        for entry in entries:
-            if entry.block.version == 6 and entry.block.subnet_of(MAPPED):
-                continue  # in the kernel's map that is IPv4 itself
-            rules = b"".join(
-                _PORT.pack(r.low, r.high, r.allow, self._number(r.rule)) for r in entry.ports
-            )
-            value = struct.pack("<II", len(entry.ports), 0) + rules
-            key = self._key(entry)
-            self._set(key, value.ljust(VALUE_BYTES, b"\0"))
+        self._put(_encoded(entries, self._rules))
+
+    def _put(self, parts: Iterable[_Part]) -> None:
+        for length, address, value in parts:
+            self._set(length + self._own + address, value)
 
     def _set(self, key: bytes, value: bytes) -> None:
         within, its = self._place(key)
@@ -135,21 +182,14 @@ class PolicyMap:
         self._keys.discard(key)
 
     def remove(self, entry: Entry) -> None:
-        self._delete(self._key(entry))
-
-    def _key(self, entry: Entry) -> bytes:
-        block = entry.block
-        length = 32 + block.prefixlen + (96 if block.version == 4 else 0)
-        return _KEY.pack(length, self.number, address_bytes(block.network_address))
+        length, address = _where(entry)
+        self._delete(length + self._own + address)
 
     def rule(self, number: int) -> str:
         """The text of a rule that an event names."""
         if number == NO_POLICY:
             return MISSING
         return next((text for text, n in self._rules.items() if n == number), DEFAULT)
-
-    def _number(self, rule: str) -> int:
-        return self._rules.setdefault(rule, min(len(self._rules), NO_POLICY - 1))
 
     def close(self) -> None:
         """Takes its rules out; it is in force nowhere any more."""
@@ -170,21 +210,23 @@ class Kernel:
         self._origins = self._programs.map("origins")
         self._denials = self._programs.map("denials")
         self._groups: dict[str, int] = {}
+        self._watching = threading.Lock()
         self._reading, self._closed = threading.Lock(), False
 
     def watch(self, group: Path) -> None:
-        """Attaches to a control group, once; again where it was made anew."""
-        group.mkdir(exist_ok=True)
-        inode = group.stat().st_ino
-        if self._groups.get(str(group)) == inode:
-            return
-        fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for program in PROGRAMS:
-                self._programs.attach(program, fd)
-        finally:
-            os.close(fd)
-        self._groups[str(group)] = inode
+        """Attaches to a control group, once; again where it was made anew. For any thread."""
+        with self._watching:  # attached twice, a program would count twice
+            group.mkdir(exist_ok=True)
+            inode = group.stat().st_ino
+            if self._groups.get(str(group)) == inode:
+                return
+            fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for program in PROGRAMS:
+                    self._programs.attach(program, fd)
+            finally:
+                os.close(fd)
+            self._groups[str(group)] = inode
 
     def policy(self, rules: dict[str, int]) -> PolicyMap:
         """An empty policy: nothing is allowed."""

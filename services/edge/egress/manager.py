@@ -108,11 +108,13 @@ class Egress:
             self._trusted = Authority(self._own, roots=self._roots)
         return self._trusted
 
-    def prepare(self, pid: int, container: str) -> None:
-        """Makes the gate's sockets in a container that is no sandbox yet, ahead of
-        :meth:`open`, which makes them where this did not. Blocking, for any thread."""
+    def prepare(self, pid: int, container: str, group: Path) -> None:
+        """Makes the gate's sockets in a container that is no sandbox yet and is in ``group``,
+        which the kernel's programs watch from then on, ahead of :meth:`open`, which does
+        what this did not. Blocking, for any thread."""
         if self._kernel is not None:
-            with contextlib.suppress(DsecError):
+            with contextlib.suppress(DsecError, OSError):
+                self._kernel.watch(group)
                 self._prepared[container] = open_inside(pid, container)
 
     def unprepare(self, container: str) -> None:
@@ -131,12 +133,12 @@ class Egress:
         self.probe()
         assert self._kernel is not None
         kernel = self._kernel
-        kernel.watch(group)
         injector: Injector | None = None
         if secrets and values is not None:
             injector = Injector(secrets, values, await asyncio.to_thread(self._authority))
         inside = self._prepared.pop(container, None)
-        if inside is None:
+        if inside is None:  # else the group is watched, and stays while the container is in it
+            kernel.watch(group)
             inside = await asyncio.to_thread(open_inside, pid, container)
         gate: Gate | None = None
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from schemas.policy import Limits
 from services.edge.drivers.base import Feature
@@ -41,6 +42,7 @@ DEADLINE = "deadline of the edge"
 """Of a wall time: every backend's sandboxes are stopped by their edge."""
 RULES_TOLD_MAX = 64
 IOCTLS_MAX = 64
+PLANS_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,13 @@ class Plan:
 def compile_policy(policy: Policy, features: Mapping[str, Feature]) -> Plan:
     """The plan of ``policy`` on a backend with ``features``. Raises ``PolicyDenied`` naming
     the field where a rule has no mechanism."""
+    return _compiled(policy, tuple(features.items()))
+
+
+@lru_cache(PLANS_KEPT)
+def _compiled(policy: Policy, offered: tuple[tuple[str, Feature], ...]) -> Plan:
+    """Kept: a start compiles twice, and the sandboxes of a job are alike."""
+    features = dict(offered)
     enforcement = _network(policy, features)
     opens = policy.reaches_out and _can(features, EGRESS)
     for rule, feature, field in _protections(policy):

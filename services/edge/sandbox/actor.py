@@ -251,7 +251,8 @@ class Sandbox:
         finally:
             tell.cancel()
         self.time.started(self._context.clock.now())
-        await self._now_live(records.started(self.uid, self.handle, self.time.started_at))
+        started = records.started(self.uid, self.handle, self.time.started_at)
+        await self._now_live(*repolicing.inherited(self), started)
 
     async def _start_driver(self) -> Handle:
         item, resolved = self.accepted.item, self.accepted.resolved
@@ -263,7 +264,7 @@ class Sandbox:
             layers = await self._context.locator.find([one.digest for one in resolved.layers])
             async with self._context.captures.below(self.accepted) as base, self._context.starts:
                 if base.source is not None:
-                    await self._context.journal.write(repolicing.inherit(self, base.source))
+                    repolicing.inherit(self, base.source)
                 spec = rules.start_spec(item, self.accepted.resolved, layers)
                 return await self.driver.start(replace(spec, captures=base.captures))
 
@@ -296,12 +297,12 @@ class Sandbox:
         self.epoch += 1
         await self._now_live(records.recovered(self.uid, found, self.epoch))
 
-    async def _now_live(self, change: Change) -> None:
+    async def _now_live(self, *changes: Change) -> None:
         self.activity.touch()
         now: Observed = "paused" if self.pauses.standing == "paused" else "running"
         if self.accepted.resolved.spec.routes:
             await self.fate.race(self._context.routed(self))
-        await self._context.observer.emit([self.observation(now)], change)
+        await self._context.observer.emit([self.observation(now)], *changes)
         if self.ending is None:
             self._phase = "live"
             self._found.set()

@@ -114,12 +114,19 @@ def note(sandbox: Sandbox, wanted: Tightening) -> records.Change:
     return records.respecified(sandbox.uid, sandbox.accepted)
 
 
-def inherit(sandbox: Sandbox, source: SandboxSpec) -> records.Change:
-    """A branch begins under the policy that its source was under, and the next edge knows."""
+def inherit(sandbox: Sandbox, source: SandboxSpec) -> None:
+    """A branch begins under the policy that its source was under."""
     accepted = sandbox.accepted
     spec = policies.carried(accepted.resolved.spec, source)
     sandbox.accepted = replace(accepted, resolved=replace(accepted.resolved, spec=spec))
-    return records.respecified(sandbox.uid, sandbox.accepted)
+
+
+def inherited(sandbox: Sandbox) -> list[records.Change]:
+    """To be journalled with a branch's handle: an edge that finds it by that must know what
+    it is under, and one that does not starts it anew."""
+    if sandbox.accepted.resolved.branch is None:
+        return []
+    return [records.respecified(sandbox.uid, sandbox.accepted)]
 
 
 async def tighten(sandbox: Sandbox, context: Context) -> None:

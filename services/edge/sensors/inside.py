@@ -6,6 +6,7 @@ Owns: the calls. Does not own: whose process it is (the driver).
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 
@@ -15,6 +16,9 @@ _AT_EMPTY_PATH, _MOUNT_ROOT = 0x1000, 0x2000
 _STATX_BYTES, _ATTRIBUTES_AT, _MOUNT_AT, _WITH_MOUNT = 256, 8, 0x90, 0x1000
 _IN_ROOT, _NO_MAGIC = 0x10, 0x02
 _HOW = struct.Struct("<QQQ")
+FIND_TRIES = 10_000
+"""The kernel refuses a way that goes up while anything anywhere is renamed or mounted, and
+says that it is to be tried again."""
 
 
 def root_of(pid: int) -> int:
@@ -27,11 +31,15 @@ def find(root: int, path: str, *, link: bool = False) -> int:
     ``link``); as a descriptor that reads nothing. Raises ``OSError``."""
     flags = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if link else 0)
     how = _HOW.pack(flags, 0, _IN_ROOT | _NO_MAGIC)
-    fd: int = _libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how))
-    if fd < 0:
+    err = 0
+    for _ in range(FIND_TRIES):
+        fd: int = _libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how))
+        if fd >= 0:
+            return fd
         err = ctypes.get_errno()
-        raise OSError(err, os.strerror(err), path)
-    return fd
+        if err != errno.EAGAIN:
+            break
+    raise OSError(err, os.strerror(err), path)
 
 
 def is_laid_over(at: int) -> bool:

@@ -41,36 +41,48 @@ def by_the_way(name: str) -> bool:
 
 
 class _Folders:
-    """Which folders there are: most programs that are looked for are in none, and in many
-    images two names lead to one folder."""
+    """Folders of programs: most of what is looked for is in none, and in many images two names
+    lead to one folder. To be closed."""
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._known: dict[str, bool] = {}
+        self._known: dict[str, int | None] = {}
         self._met: set[tuple[int, int]] = set()
 
     def may_have(self, one: Watched) -> bool:
         """Whether something can be there that was not found under another name."""
         if one.kind != "file" or one.rule != PROGRAM:
             return True
-        folder = os.path.dirname(one.path)
+        folder, name = os.path.split(one.path)
         if folder not in self._known:
-            self._known[folder] = self._is_new(folder)
-        return self._known[folder]
+            self._known[folder] = self._new(folder)
+        at = self._known[folder]
+        if at is None:
+            return False
+        try:
+            os.stat(name, dir_fd=at, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
 
-    def _is_new(self, folder: str) -> bool:
+    def _new(self, folder: str) -> int | None:
         try:
             at = find(self._root, folder)
         except OSError:
-            return False
-        try:
-            found = os.fstat(at)
-        finally:
-            os.close(at)
+            return None
+        found = os.fstat(at)
         key = (found.st_dev, found.st_ino)
-        new = key not in self._met
+        held = os.fstatvfs(at).f_flag & os.ST_RDONLY  # nothing there changes
+        if held or key in self._met:
+            os.close(at)
+            return None
         self._met.add(key)
-        return new
+        return at
+
+    def close(self) -> None:
+        for at in self._known.values():
+            if at is not None:
+                os.close(at)
 
 
 class Marking:
@@ -86,11 +98,12 @@ class Marking:
             root = root_of(pid)
         except OSError:
             return []  # it is over
+        seen = _Folders(root)
         try:
-            seen = _Folders(root)
             there = [one for one in what if one.required or seen.may_have(one)]
             return [mark for one in there for mark in self._all(root, one, anew)]
         finally:
+            seen.close()
             os.close(root)
 
     def _all(self, root: int, one: Watched, anew: bool) -> Iterator[Mark]:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,18 +102,19 @@ class Sensors:
                 made, lambda pid, user: self._called(held, pid, user), decoy
             )
 
-    async def begin(
-        self, uid: str, *, pid: int, what: Iterable[Watched], anew: bool = False
-    ) -> None:
-        """Watches the root of a process of a sandbox that was prepared. Before anything runs
-        in it, or ``anew``. Raises ``InvalidRequest``."""
+    def mark(self, pid: int, what: Sequence[Watched], *, anew: bool = False) -> list[Mark]:
+        """Marks what is watched in the root of a process of a sandbox, before anything runs in
+        it or ``anew``; for :meth:`take`. Blocking, for any thread. Raises ``InvalidRequest``."""
+        if self._group is None or self._watches is None:
+            return []
+        return Marking(self._group, self._watches).mark(pid, what, anew=anew)
+
+    def take(self, uid: str, found: Iterable[Mark]) -> None:
+        """From here on what comes of marks is told of a sandbox that was prepared. One that
+        ended meanwhile is fine."""
         held = self._held.get(uid)
-        if held is None or self._group is None or self._watches is None:
+        if held is None or self._group is None:
             return
-        marking = Marking(self._group, self._watches)
-        found = await asyncio.to_thread(lambda: marking.mark(pid, list(what), anew=anew))
-        if self._held.get(uid) is not held:
-            return  # it ended meanwhile
         for mark in found:
             if mark.watch is not None:
                 held.files.setdefault(mark.watch, mark)

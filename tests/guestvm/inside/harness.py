@@ -31,10 +31,11 @@ OPEN_TREE, AT_FDCWD, CLONED = 428, -100, 1 | os.O_CLOEXEC
 
 
 def composed(
-    _mounts: LayerMounts, layers: Sequence[Layer], upper: Upper, *, above: Sequence[Path] = ()
-) -> int:
+    _mounts: LayerMounts, layers: Sequence[Layer], upper: Upper, *,
+    above: Sequence[Path] = (), below: Sequence[Path] = (),
+) -> int:  # fmt: skip
     """A detached overlay of folders."""
-    folders = [*(layer.meta for layer in layers), *map(str, above)]
+    folders = [*map(str, below), *(layer.meta for layer in layers), *map(str, above)]
     lower = ":".join(reversed(folders))
     options = f"lowerdir={lower},upperdir={upper.upper},workdir={upper.work}"
     at = tempfile.mkdtemp()

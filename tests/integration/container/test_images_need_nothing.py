@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from services.edge.drivers.base import Handle, Layer
 from services.edge.drivers.container import ContainerDriver
+from shared import policies
 from shared.errors import Unsupported
 from tests.conformance.harness import Recorder, new_uid, run
 from tests.integration.container import images
@@ -63,6 +64,25 @@ async def test_an_argv_runs_in_any_image(box: Box, image: str) -> None:
     assert ran.code == 1
     missing = await run(*box, ["/no/such/program"])
     assert missing.code == 127 and b"/no/such/program" in missing.stderr
+
+
+@pytest.mark.parametrize("image", TREES)
+@pytest.mark.parametrize("watched", [False, True])
+async def test_a_start_writes_nothing_into_a_sandboxs_own_layer(
+    harness: ContainerHarness, layers: Callable[[str], Layer], image: str, watched: bool
+) -> None:
+    policy = policies.read({"resources": {"open_files": 64}} if watched else None, {})
+    spec = harness.spec(uid=new_uid(), layers=[layers(image)], policy=policy)
+    handle = await harness.driver.start(spec)
+    try:
+        upper = harness.settings.sandboxes_dir / handle.uid / "upper"
+        assert [str(path.relative_to(upper)) for path in upper.rglob("*")] == []
+        for name in ("hosts", "hostname", "resolv.conf"):
+            text = [c async for c in harness.driver.read(handle, f"/etc/{name}", user="root")]
+            assert text != []
+        assert (await harness.driver.stat(handle, "/dev/null", user="root")).size == 0
+    finally:
+        await harness.driver.stop(handle)
 
 
 @pytest.mark.parametrize("image", TREES)

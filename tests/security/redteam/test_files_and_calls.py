@@ -142,9 +142,57 @@ async def test_a_link_at_the_top_cannot_be_swapped(field: Field) -> None:
     layers = [*field.harness.spec(uid="x").layers, pack(tree, "linked")]
     spec = field.spec({"files": {"read_only": ["/lnk"]}}, layers=layers)
     handle = await field.begin(spec)
-    for way in ("rm /lnk", "mv /lnk /l2", "touch /lnk/x", "touch /new", "mv /usr /u2"):
+    ways = (
+        "rm /lnk", "mv /lnk /l2", "touch /lnk/x", "mv /usr /u2", "ln -s /tmp /l && mv -T /l /lnk",
+        "umount /lnk", "ln /lnk /l3 && rm /lnk",
+    )  # fmt: skip
+    for way in ways:
         assert await field.sh(handle, f"({way}) 2>/dev/null || echo refused") == "refused", way
-    assert await field.sh(handle, "touch /tmp/x /root/y /opt/z && echo fine") == "fine"
+    assert await field.sh(handle, "readlink /lnk; ls -d /lnk/.") == "usr/bin\n/lnk/."
+    assert await field.sh(handle, "touch /new /tmp/x /root/y /opt/z && echo fine") == "fine"
+
+
+async def test_every_link_on_the_way_is_held_and_the_folders_it_leads_through(field: Field) -> None:
+    """A path is what its name leads to: by no link, and by no folder above what a link leads
+    to, is another file put there."""
+    tree = field.harness.settings.state_dir / "far"
+    (tree / "data/tools/v1").mkdir(parents=True)
+    (tree / "data/tools/v1/run").write_text("graded")
+    (tree / "data/now").symlink_to("tools/../tools/v1")
+    (tree / "grader").symlink_to("/data/now/run")
+    (tree / "srv").mkdir()
+    (tree / "srv/grader").symlink_to("../grader")
+    from tests.integration.container.images import pack
+
+    layers = [*field.harness.spec(uid="x").layers, pack(tree, "far")]
+    handle = await field.begin(field.spec({"files": {"protected": ["/srv/grader"]}}, layers=layers))
+    ways = (
+        "echo x >/srv/grader", "rm /srv/grader", "mv /srv /s2", "mv /grader /g2", "rm /grader",
+        "mv /data /d2", "mv /data/now /data/n2", "ln -sfn /tmp /data/now", "mv /data/tools /t2",
+        "mv /data/tools/v1 /data/tools/v2", "rm /data/tools/v1/run", "echo x >/data/now/run",
+    )  # fmt: skip
+    for way in ways:
+        assert await field.sh(handle, f"({way}) 2>/dev/null || echo refused") == "refused", way
+    assert await field.sh(handle, "cat /srv/grader; touch /data/tools/beside") == "graded"
+
+
+async def test_links_of_a_merged_system_are_held_together(field: Field) -> None:
+    """Who names /bin names what programs are found and loaded by."""
+    tree = field.harness.settings.state_dir / "merged"
+    for name in ("sbin", "lib64"):
+        (tree / "usr" / name).mkdir(parents=True)
+        (tree / name).symlink_to(f"usr/{name}")
+    (tree / "usr/tools").mkdir()
+    (tree / "tools").symlink_to("usr/tools")
+    from tests.integration.container.images import pack
+
+    layers = [*field.harness.spec(uid="x").layers, pack(tree, "merged")]
+    handle = await field.begin(field.spec({"files": {"read_only": ["/tools"]}}, layers=layers))
+    links = await field.sh(handle, "for l in /sbin /lib64; do [ -h $l ] && echo $l; done")
+    assert "/lib64" in links.split()
+    for link in links.split():
+        for way in (f"rm {link}", f"mv {link} /l2", f"ln -sfn /tmp {link}"):
+            assert await field.sh(handle, f"({way}) 2>/dev/null || echo refused") == "refused", way
 
 
 async def test_a_program_that_may_not_run_does_not(field: Field) -> None:
@@ -165,7 +213,7 @@ async def test_limits_of_processes_hold(field: Field) -> None:
 
 async def test_a_path_that_is_not_there_is_refused_by_name(field: Field) -> None:
     before = field.harness.leftovers()
-    for files in ({"protected": ["/opt/none"]}, {"read_only": ["/bin/sh"]}):
+    for files in ({"protected": ["/opt/none"]}, {"read_only": ["/opt/none/x"]}):
         with pytest.raises(InvalidRequest) as caught:
             await field.start({"files": files})
         assert caught.value.field == "policy.files"

@@ -46,6 +46,7 @@ from services.edge.drivers.container.enforcing import Enforcing, together
 from services.edge.drivers.container.engine import Engine
 from services.edge.drivers.container.files import FilesOfAgent
 from services.edge.drivers.container.folders import disk_of
+from services.edge.drivers.container.ground import ground_of, lay
 from services.edge.drivers.container.leftovers import Leftovers
 from services.edge.drivers.container.limiting import LimitedDisks
 from services.edge.drivers.container.pausing import NOT_OPEN, Pausing, pause_features
@@ -54,7 +55,7 @@ from services.edge.drivers.container.policies import PolicyOfContainers
 from services.edge.drivers.container.pool import Pool
 from services.edge.drivers.container.reaper import Reaper
 from services.edge.drivers.container.settings import ContainerSettings
-from services.edge.drivers.container.shells import Root, Shells, WarmShell
+from services.edge.drivers.container.shells import Root, Rooted, Shells, Steps, WarmShell
 from services.edge.drivers.container.targets import target_of
 from services.edge.drivers.container.wanted import check, limits, room_of
 from services.edge.drivers.snapshotting import Captured
@@ -125,6 +126,7 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         s = self._settings
         for folder in (s.sandboxes_dir, s.shells_dir):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await asyncio.to_thread(lay, s.ground_dir)
         cgroups = await asyncio.to_thread(CgroupDriver.probe)
         self._shells = Shells(s, self._engine, cgroups, self._enforcing.egress)
         self._pausing = Pausing(s, self._shells, cgroups)
@@ -191,21 +193,26 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         place = place_of(folder)
         warm: WarmShell | None = None
         try:
-            # few turns of threads: each waits for the interpreter, beside all other starts
-            await self.shells.thread(lambda: make(place, spec, self._disks))
+            if room_of(spec) is not None:  # else it is made with what follows: each turn of
+                # a thread waits for the interpreter, beside all other starts
+                await self.shells.thread(lambda: make(place, spec, self._disks))
             warm = await self._take_shell()
             data = data_of(warm, spec, place.disk)
-            going = asyncio.Event()
+            steps = Steps()
             above = [self._capturing.folder(id) for id in spec.captures]
+            ground = ground_of(self._settings.ground_dir, decoy=plan.watches)
+            target = target_of(spec, data, agent=warm.agent, groups=warm.groups)
             attaching = self.shells.attach(
-                warm, Root(spec.layers, place.disk.upper, above), limits(spec),
-                lambda: [spec.hostname, *self._noted(folder, data, plan, warm.decoy)], going,
+                warm, Root(spec.layers, place.disk.upper, above, ground), limits(spec),
+                lambda: [spec.hostname, *self._noted(place, spec, data, plan, warm.decoy)],
+                lambda: self._enforcing.mark(target, plan), steps,
             )  # fmt: skip
             rooted = asyncio.ensure_future(attaching)
-            target = target_of(spec, data, agent=warm.agent, groups=warm.groups)
-            begun = self._enforcing.begin(target, plan, root=rooted, going=going)
-            await together(_answers(warm, rooted), begun)
-            enforced = {**rooted.result(), **place.disk.enforcement, **plan.enforcement}
+            begun = self._enforcing.begin(target, plan, root=rooted, going=steps.going)
+            await together(_answers(warm, rooted, steps), begun)
+            enforced = {
+                **rooted.result().enforced, **place.disk.enforcement, **plan.enforcement
+            }  # fmt: skip
             handle = Handle(spec.uid, self.name, data, enforced)
             self._adopt(handle, spec, warm.agent, warm.groups)
             return handle
@@ -217,11 +224,14 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
             place.disk.close()
 
     def _noted(
-        self, folder: Path, data: Mapping[str, Any], plan: Plan, spare: Spare
+        self, place: Place, spec: StartSpec, data: Mapping[str, Any], plan: Plan, spare: Spare
     ) -> list[str]:
-        """What is laid over paths of a sandbox whose folder knows it now. Blocking."""
-        folders.note(folder, data)
-        return self._enforcing.guards(folder.name, plan, spare)
+        """What is laid over paths of a sandbox whose folder knows it now. Blocking. Raises as
+        :func:`make` does."""
+        if not place.made:
+            make(place, spec, self._disks)
+        folders.note(place.folder, data)
+        return self._enforcing.guards(spec.uid, plan, spare)
 
     async def _make_shell(self) -> WarmShell:
         try:
@@ -376,7 +386,9 @@ class ContainerDriver(FilesOfAgent, PortsOfAgent, PolicyOfContainers, LimitedDis
         return sandbox.agent, sandbox.defaults
 
 
-async def _answers(warm: WarmShell, rooted: asyncio.Future[dict[str, str]]) -> None:
+async def _answers(warm: WarmShell, rooted: asyncio.Future[Rooted[Any]], steps: Steps) -> None:
     """Its agent does so in the root it now has."""
-    await rooted
+    await steps.there.wait()
+    if rooted.done():
+        rooted.result()
     await warm.agent.list()

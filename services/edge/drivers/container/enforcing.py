@@ -26,6 +26,7 @@ from services.edge.agent.wire import Tag
 from services.edge.drivers.base import TRUST_PATH, Feature, StartSpec
 from services.edge.drivers.container.confining import Confining, probed
 from services.edge.drivers.container.settings import ContainerSettings
+from services.edge.drivers.container.shells import Rooted
 from services.edge.drivers.container.targets import Target
 from services.edge.drivers.policing import Vault
 from services.edge.egress.manager import Egress
@@ -41,6 +42,7 @@ from services.edge.reports.noted import FORMS
 from services.edge.reports.violations import TURN_S, Repeats
 from services.edge.sensors import decoys
 from services.edge.sensors.execs import Execs
+from services.edge.sensors.marking import Mark
 from services.edge.sensors.watching import Sensors
 from shared.errors import Conflict, SandboxDied, Unavailable, Unsupported
 from shared.policies import Policy
@@ -55,6 +57,7 @@ PROC_SYSCALLS = Path("/proc/sys/kernel/seccomp/actions_avail")
 GATE_TRIES, GATE_AGAIN_S = 3, 0.5
 
 Tell = Callable[[Violation], None]
+Marks = list[Mark]
 
 
 @dataclass(slots=True)
@@ -148,18 +151,20 @@ class Enforcing:
         ]
 
     async def begin(
-        self, target: Target, plan: Plan, *, root: Awaitable[object] | None = None,
+        self, target: Target, plan: Plan, *, root: Awaitable[Rooted[Marks]] | None = None,
         going: asyncio.Event | None = None, recovers: bool = False,
     ) -> None:  # fmt: skip
         """Puts a plan into force, before anything runs or (``recovers``) anew, after a
-        restart of the edge. ``root`` gives the sandbox its root: what needs none is done
-        meanwhile, once that is ``going``. Raises, and then nothing of it holds anything of
-        the edge's."""
+        restart of the edge. ``root`` gives the sandbox its root, with what :meth:`mark` found
+        there: what needs none is done meanwhile, once that is ``going``. Raises, and then
+        nothing of it holds anything of the edge's."""
         held = self._held[target.uid] = _Held(target.uid, target.project, plan)
         try:
-            await together(root or _nothing(), self._rootless(target, held, going, recovers))
+            rooted = asyncio.ensure_future(root or _nothing())
+            await together(rooted, self._rootless(target, held, going, recovers))
             self._protect(target, plan)
-            await self._watch(target, plan, anew=recovers)
+            done = rooted.result()
+            await self._watch(target, plan, done.found if done else None, anew=recovers)
             if target.secrets and not recovers:
                 await self._trust(target.agent)
         except BaseException:
@@ -242,10 +247,20 @@ class Enforcing:
         else:
             self._sensors.end(target.uid)
 
-    async def _watch(self, target: Target, plan: Plan, *, anew: bool) -> None:
-        if plan.watches:
-            what = watched(plan.policy)
-            await self._sensors.begin(target.uid, pid=target.pid, what=what, anew=anew)
+    def mark(self, target: Target, plan: Plan, *, anew: bool = False) -> Marks:
+        """Marks what is watched of a sandbox that has its root; nothing is told of it before
+        it has begun. Blocking. Raises ``InvalidRequest``."""
+        if not plan.watches:
+            return []
+        return self._sensors.mark(target.pid, watched(plan.policy), anew=anew)
+
+    async def _watch(
+        self, target: Target, plan: Plan, found: Marks | None = None, *, anew: bool
+    ) -> None:
+        if found is None and plan.watches:
+            found = await asyncio.to_thread(lambda: self.mark(target, plan, anew=anew))
+        if found:
+            self._sensors.take(target.uid, found)
 
     async def _open(self, target: Target, policy: Policy) -> None:
         group = Path(target.groups.v2 or "").parent

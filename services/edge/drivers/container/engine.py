@@ -35,6 +35,8 @@ T = TypeVar("T")
 IMAGE = "dsec-shell"
 SOCKET_DIR = "/run/dsec"
 SOCKET = "agent.sock"
+NOTHING = "nothing"
+"""A file that guest/attach lays over what is hidden."""
 LABEL_NODE = "dsec.node"
 LABEL_NAME = "dsec.name"
 LABEL_INSTANCE = "dsec.instance"
@@ -257,13 +259,16 @@ def _short(err: BaseException) -> str:
 
 
 def _image_tar(aether: bytes) -> bytes:
-    """The shell image: the agent and the places to mount on."""
+    """The shell image: the agent, the places to mount on, and what is laid over hidden files."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name in ("newroot", "proc", "dev", "sys", "etc", "run", "run/dsec"):
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(folder)
+        nothing = tarfile.TarInfo(NOTHING)
+        nothing.mode = 0o444
+        tar.addfile(nothing)
         binary = tarfile.TarInfo("aether")
         binary.size, binary.mode = len(aether), 0o111
         tar.addfile(binary, io.BytesIO(aether))

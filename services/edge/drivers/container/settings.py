@@ -72,6 +72,11 @@ class ContainerSettings:
         return self.state_dir / "disks"
 
     @property
+    def ground_dir(self) -> Path:
+        """What lies below every root."""
+        return self.state_dir / "ground"
+
+    @property
     def shells_dir(self) -> Path:
         return self.state_dir / "shells"
 

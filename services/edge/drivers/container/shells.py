@@ -12,19 +12,20 @@ import contextlib
 import os
 import secrets
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from services.edge.agent.client import AgentClient
 from services.edge.drivers.base import Layer, Usage
 from services.edge.drivers.container.engine import SOCKET, Engine, Shell
+from services.edge.drivers.container.helping import Helper
 from services.edge.drivers.container.settings import ContainerSettings
 from services.edge.egress.manager import Egress
-from services.edge.layers.mounts import LayerMounts, Upper, compose, lower_count
+from services.edge.layers.mounts import LAYERS_MAX, LayerMounts, Upper, compose, lower_count
 from services.edge.machine.cgroups import CgroupDriver, Groups, Limits, close_fds, remove_parent
 from services.edge.sensors import decoys
 from shared.errors import InvalidRequest, Unavailable
@@ -37,12 +38,13 @@ a policy protects and that are not there."""
 
 @dataclass(slots=True)
 class WarmShell:
-    """A running shell with an open connection to its agent, and the decoy that a sandbox
-    whose paths are watched would have."""
+    """A running shell with an open connection to its agent, the helper that is to give it its
+    root, and the decoy that a sandbox whose paths are watched would have."""
 
     shell: Shell
     groups: Groups
     agent: AgentClient
+    helper: Helper
     decoy: decoys.Spare
 
     @property
@@ -52,11 +54,40 @@ class WarmShell:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """What a root is made of: ``layers`` and the folders ``above`` them, bottom to top."""
+    """What a root is made of: ``layers`` on the ``ground``, and the folders ``above`` them,
+    bottom to top. A root that has as many layers as can be does without ground."""
 
     layers: Sequence[Layer]
     upper: Upper
-    above: Sequence[Path] = ()
+    above: Sequence[Path]
+    ground: Path
+
+    @property
+    def below(self) -> Sequence[Path]:
+        return (self.ground,) if len(self.layers) + len(self.above) < LAYERS_MAX else ()
+
+    @property
+    def count(self) -> int:
+        """Of all its lower layers."""
+        return len(self.layers) + len(self.above) + len(self.below)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How far an attaching is: ``going`` from when this process only waits for the helper
+    (until then others would be in its way), ``there`` when the shell has its root. Both are
+    set when it has ended, however."""
+
+    going: asyncio.Event = field(default_factory=asyncio.Event)
+    there: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Rooted(Generic[T]):
+    """What enforces the limits of a shell that has its root, and what was ``found`` there."""
+
+    enforced: dict[str, str]
+    found: T
 
 
 class Shells:
@@ -100,17 +131,20 @@ class Shells:
         folder.mkdir(parents=True, mode=0o700)
         shell: Shell | None = None
         groups: Groups | None = None
+        helper: Helper | None = None
         try:
             shell = await self._engine.create_shell(name, folder)
             found = shell
-            groups = await self.thread(lambda: self._cgroups.of_process(found.pid, name))
+            made = groups = await self.thread(lambda: self._cgroups.of_process(found.pid, name))
             agent = await self._greet(name, groups)
-            await self.thread(lambda: self._egress.prepare(found.pid, found.id))
+            helper = await self.thread(lambda: self._ready(found, made), undo=Helper.close)
             decoy = await self.thread(
                 lambda: decoys.make_spare(folder / decoys.FOLDER), undo=decoys.Spare.close
             )
-            return WarmShell(shell, groups, agent, decoy)
+            return WarmShell(shell, groups, agent, helper, decoy)
         except BaseException:
+            if helper is not None:
+                helper.close()
             await asyncio.shield(self._undo(name, shell, groups))
             raise
 
@@ -138,24 +172,28 @@ class Shells:
 
     async def attach(
         self, warm: WarmShell, root: Root, limits: Limits, names: Callable[[], Sequence[str]],
-        going: asyncio.Event,
-    ) -> dict[str, str]:  # fmt: skip
-        """Gives the shell its root and its limits; returns what enforces them. ``names``,
-        asked first and off the loop: the host's name, then what is laid over paths of the
-        root. From ``going`` on this process only waits for the helper: until then others
-        would be in the way."""
+        after: Callable[[], T], steps: Steps,
+    ) -> Rooted[T]:  # fmt: skip
+        """Gives the shell its root and its limits. ``names``, asked first and off the loop:
+        the host's name, then what is laid over paths of the root; ``after`` is done there
+        last, in a shell that has its root."""
         loop = asyncio.get_running_loop()
 
-        def goes() -> None:
-            loop.call_soon_threadsafe(going.set)
+        def come(step: asyncio.Event) -> None:
+            loop.call_soon_threadsafe(step.set)
 
-        def work() -> dict[str, str]:
-            return self._attach(warm, root, limits, names(), goes)
+        def work() -> Rooted[T]:
+            going = partial(come, steps.going)
+            enforced = self._attach(warm, root, limits, names(), going)
+            come(steps.there)
+            _check_layers(warm.shell.pid, root.count)
+            return Rooted(enforced, after())
 
         try:
             return await self.thread(work)
         finally:
-            going.set()
+            steps.going.set()
+            steps.there.set()
 
     def _attach(
         self, warm: WarmShell, wanted: Root, limits: Limits, names: Sequence[str],
@@ -163,48 +201,46 @@ class Shells:
     ) -> dict[str, str]:  # fmt: skip
         wanted.upper.make()
         enforced = self._cgroups.limit(warm.groups, limits)
-        root = compose(self._mounts, wanted.layers, wanted.upper, above=wanted.above)
+        root = compose(
+            self._mounts, wanted.layers, wanted.upper, above=wanted.above, below=wanted.below
+        )
         try:
-            self._enter(warm.shell, root, names, goes)
+            self._help(warm, names, root, goes)
         finally:
             os.close(root)
-        found, asked = lower_count(warm.shell.pid), len(wanted.layers) + len(wanted.above)
-        if found != asked:
-            raise Unavailable(
-                f"the root has {found} of {asked} layers", field="layers", cause="image"
-            )
         return enforced
 
-    def _enter(
-        self, shell: Shell, root: int, names: Sequence[str], goes: Callable[[], None]
-    ) -> None:
+    def _ready(self, shell: Shell, groups: Groups) -> Helper:
+        """What needs no sandbox, ahead of one."""
         pid = os.pidfd_open(shell.pid)
         try:
             if shell.id not in Path(f"/proc/{shell.pid}/cgroup").read_text():
                 raise Unavailable("the shell's process is not the shell's", cause="runtime")
-            helper = subprocess.Popen(
-                [str(self._settings.attach), str(pid), str(root), *names],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                pass_fds=(pid, root), env={},
-            )  # fmt: skip
-            with helper:
-                goes()
-                try:
-                    _, error = helper.communicate(timeout=self._settings.attach_s)
-                except BaseException:
-                    helper.kill()
-                    raise
-        except (OSError, subprocess.TimeoutExpired) as err:
-            raise Unavailable(f"the root cannot be attached: {err}", cause="runtime") from err
+            helper = Helper(
+                self._settings.attach, [str(pid)], (pid,), within_s=self._settings.attach_s
+            )
+        except OSError as err:
+            raise Unavailable(f"a shell is not readied: {err}", cause="runtime") from err
         finally:
             os.close(pid)
-        if helper.returncode:
-            said = error[:1024].decode(errors="replace").strip()
-            if helper.returncode == EXIT_IMAGE:
-                raise InvalidRequest(said, field="container_image", cause="image")
-            if helper.returncode == EXIT_POLICY:
-                raise InvalidRequest(said, field="policy.files", cause="invalid")
-            raise Unavailable(said or "the root cannot be attached", cause="runtime")
+        self._egress.prepare(shell.pid, shell.id, Path(groups.v2 or "").parent)
+        return helper
+
+    def _help(
+        self, warm: WarmShell, words: Sequence[str], root: int, goes: Callable[[], None]
+    ) -> None:
+        """Has the helper attach a root; from ``goes`` on this process only waits for it."""
+        try:
+            within_s = self._settings.attach_s
+            ended = warm.helper.run(words, (root,), within_s=within_s, goes=goes)
+        except OSError as err:
+            raise Unavailable(f"the root cannot be attached: {err}", cause="runtime") from err
+        if ended.code == EXIT_IMAGE:
+            raise InvalidRequest(ended.said, field="container_image", cause="image")
+        if ended.code == EXIT_POLICY:
+            raise InvalidRequest(ended.said, field="policy.files", cause="invalid")
+        if ended.code:
+            raise Unavailable(ended.said or "the root cannot be attached", cause="runtime")
 
     async def reconnect(self, name: str) -> AgentClient:
         """A new connection to the agent of a running shell."""
@@ -241,6 +277,7 @@ class Shells:
         """Ends a shell that no sandbox has."""
         warm.agent.close()
         warm.decoy.close()
+        await self.thread(warm.helper.close)
         await self._undo(warm.shell.name, warm.shell, warm.groups)
 
     def close(self) -> None:
@@ -248,3 +285,10 @@ class Shells:
         remove_parent(self._settings.cgroup_parent)
         self._mounts.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_layers(pid: int, asked: int) -> None:
+    if (found := lower_count(pid)) != asked:
+        raise Unavailable(
+            f"the root has {found} of {asked} layers", field="layers", cause="image"
+        )

@@ -24,8 +24,10 @@ def check(spec: ExecSpec) -> None:
     if spec.user is not None and spec.user not in trees.USERS:
         raise InvalidRequest(f"there is no user {spec.user}", field="user")
     for name, value in spec.env.items():
-        if not name or "=" in name or len(name) + len(value) > MAX_ENV_BYTES:
-            raise InvalidRequest(f"variable {name[:64]!r} is bad or too long", field="env")
+        if not name or "=" in name:
+            raise InvalidRequest(f"variable {name[:64]!r} is bad", field=f"env.{name}")
+        if len(name) + len(value) > MAX_ENV_BYTES:
+            raise InvalidRequest(f"variable {name[:64]!r} is too long", field="env")
 
 
 def is_folder(tree: trees.Tree, path: str) -> bool:

@@ -38,6 +38,9 @@ class Rules:
     def __init__(self, kernel: FakeKernel) -> None:
         self._kernel, self.held = kernel, dict[Any, Entry]()
 
+    def fill(self, reach: Reach) -> None:
+        self.put(reach.entries)
+
     def put(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             if self._kernel.full:
@@ -215,6 +218,43 @@ def test_a_full_map_is_changed_where_it_is_the_sandboxs() -> None:
     assert trie.held.keys() == before.keys() and trie.held != before
     with pytest.raises(OSError, match="full"):
         made.put([reach.opened(N, [(80, 80)])])
+
+
+class Trie:
+    """A map of the kernel's with room."""
+
+    def __init__(self) -> None:
+        self.held: dict[bytes, bytes] = {}
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self.held[key] = value
+
+    def delete(self, key: bytes) -> None:
+        self.held.pop(key, None)
+
+
+def test_a_reach_lies_in_each_map_as_its_entries_do() -> None:
+    reach = of({"10.1.0.0/16:80": True, "fd00::/8": False, "192.0.2.7": True})
+
+    def rules(number: int, fill: bool, known: dict[str, int]) -> tuple[PolicyMap, Trie]:
+        trie = Trie()
+        made = PolicyMap(cast(Map, trie), cast(Map, trie), number, known)
+        if fill:
+            made.fill(reach)
+        else:
+            made.put(reach.entries)
+        return made, trie
+
+    for number in (1, 70_000):
+        first, second = dict[str, int](), dict[str, int]()
+        (one, filled), (_, put) = rules(number, True, first), rules(number, False, second)
+        assert filled.held == put.held != {} and first == second
+        one.close()
+        assert not filled.held
+    earlier = {"earlier": 1}  # a text keeps its number for as long as the sandbox lives
+    _, filled = rules(3, True, earlier)
+    _, put = rules(3, False, {"earlier": 1})
+    assert filled.held == put.held and earlier["earlier"] == 1
 
 
 async def test_a_connection_that_cannot_be_taken_is_not_the_last(
