@@ -18,8 +18,8 @@ from schemas.exec import Lane, OpId, Step
 
 TRAJECTORY_PAGE = 500
 """Records of a page at most."""
-TRAJECTORY_PAGE_BYTES = 1024 * 1024
-"""A page is full with this much."""
+TRAJECTORY_PAGE_BYTES = 960 * 1024
+"""A page is full with this much: one of several records fits any server's messages."""
 OUTPUT_PIECE_BYTES = 256 * 1024
 """Of a whole output, in one message."""
 

@@ -13,7 +13,9 @@ The thread takes whatever waits and makes one transaction of it, so a burst cost
 commit; callers wait for the commit of their batch. Changes that nobody waits for are
 gathered for ``LINGER_S``: each time the thread wakes up it competes for the interpreter
 with the loop, and does so again after every statement. So rows that are only added go
-many to a statement.
+many to a statement. Commands have row ids, so that what is written together lies together:
+in the order of sandboxes a transaction wrote more pages, for half as much CPU again. A file
+that was made in that order stays so.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from services.edge.journal import records
+from services.edge.journal import pruning, records
 from services.edge.journal.adding import apply
 from services.edge.journal.records import Change
 from shared.errors import Internal, Unavailable
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 512
 MAX_WAITING = 50_000
-PRUNE_S = 300.0
+PRUNE_S, SHED_S = 300.0, 5.0
 BUSY_S = 5.0
 LINGER_S = 0.05
 """How long changes that nobody waits for are gathered,"""
@@ -153,7 +155,7 @@ class Journal:
             raise Unavailable("the journal is overloaded", retry_after_s=1.0)
 
     def _run(self) -> None:
-        pruned_at = time.monotonic()
+        pruned_at = shed_at = time.monotonic()
         open_ = True
         while open_:
             given, jobs = self._jobs.get(), list[_Job[Any]]()
@@ -165,9 +167,13 @@ class Journal:
                     given = self._jobs.get_nowait()
             open_ = given is not None
             self._taken += len(jobs)
-            if time.monotonic() - pruned_at > PRUNE_S:
-                pruned_at = time.monotonic()
-                jobs.append(_Job(None, changes=records.prune(time.time())))
+            now = time.monotonic()
+            if now - pruned_at > PRUNE_S:
+                pruned_at = shed_at = now
+                jobs.append(_Job(None, changes=pruning.prune(time.time())))
+            elif now - shed_at > SHED_S:
+                shed_at = now
+                jobs.append(_Job(None, changes=[pruning.shed()]))
             self._commit(jobs)
 
     def _commit(self, jobs: list[_Job[Any]]) -> None:

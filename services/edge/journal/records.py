@@ -21,13 +21,6 @@ from services.edge.sandbox.rules import Times
 from services.edge.sandbox.verifying import Kept
 
 SCHEMA_VERSION = 2
-TOMBSTONE_S = 24 * 3_600.0
-"""As long as the stream may deliver a start again."""
-MAX_TOMBSTONES = 1_000_000
-EXEC_S = 24 * 3_600.0
-MAX_EXECS = 50_000
-MAX_EXEC_BYTES = 1 << 30
-"""Results kept for repetition and the trajectory log; the oldest go first."""
 SENT_ROWS = 250
 """Rows deleted by one statement; SQLite's bound of parameters is 999 and more."""
 
@@ -53,7 +46,7 @@ create table if not exists exec (
     uid text not null, op_id text not null, hash blob not null, at real not null, reply blob,
     seq integer not null default 0, record blob, ended_at real,
     told integer not null default 0, primary key (uid, op_id)
-) without rowid;
+);
 create index if not exists exec_at on exec (at);
 create index if not exists exec_seq on exec (uid, seq);
 create table if not exists outbox (
@@ -80,6 +73,8 @@ OUTBOX = "insert or replace into outbox values (?,?,?)"
 
 INTENT_TOLD, RESULT_TOLD = 1, 2
 """What of a record the services have, in ``told``."""
+TOLD = f"(seq = 0 or told >= case when reply is null then {INTENT_TOLD} else {RESULT_TOLD} end)"
+"""Whether nothing of an operation is still to be told."""
 
 
 class Accepted(Versioned, frozen=True):
@@ -203,7 +198,7 @@ def remove(uid: str) -> list[Change]:
         ("delete from sandbox where uid = ?", (uid,)),
         ("delete from op where uid = ?", (uid,)),
         timerecords.forget(uid),
-        (f"delete from exec where uid = ? and {_TOLD}", (uid,)),
+        (f"delete from exec where uid = ? and {TOLD}", (uid,)),
     ]
 
 
@@ -278,36 +273,7 @@ def outbox_sent(rows: Sequence[int]) -> list[Change]:
     return [(f"delete from outbox where id in ({_marks(chunk)})", chunk) for chunk in chunks]
 
 
-def prune(now: float) -> list[Change]:
-    """Drops what is too old or too much."""
-    newest = "delete from {0} where at <= (select at from {0} order by at desc limit 1 offset ?)"
-    return [
-        ("delete from op where uid not in (select uid from sandbox)", ()),
-        ("delete from timing where uid not in (select uid from sandbox)", ()),
-        ("delete from tombstone where at < ?", (now - TOMBSTONE_S,)),
-        (_KEEP_NUMBERS, ()),
-        (_ENDED, ()),
-        ("delete from exec where at < ?", (now - EXEC_S,)),
-        (newest.format("tombstone"), (MAX_TOMBSTONES,)),
-        (newest.format("exec"), (MAX_EXECS,)),
-        (_LARGEST, (MAX_EXEC_BYTES,)),
-    ]
-
-
-_TOLD = f"(seq = 0 or told >= case when reply is null then {INTENT_TOLD} else {RESULT_TOLD} end)"
 """Whether nothing of an operation is still to be told."""
-_KEEP_NUMBERS = (
-    "update sandbox set seq = max(seq, "
-    "coalesce((select max(seq) from exec where exec.uid = sandbox.uid), 0))"
-)
-_ENDED = f"delete from exec where seq > 0 and uid not in (select uid from sandbox) and {_TOLD}"
-_LARGEST = (
-    "delete from exec where at <= (select at from (select at, "
-    "sum(coalesce(length(reply), 0) + coalesce(length(record), 0)) over (order by at desc) as size "
-    "from exec) where size > ? order by at desc limit 1)"
-)
-
-
 def load_sandboxes(db: sqlite3.Connection) -> list[SandboxRow]:
     """All live sandboxes."""
     kept = timerecords.load(db)
@@ -383,13 +349,12 @@ def trajectory(db: sqlite3.Connection, uid: str, after: int) -> Iterator[Told]:
 def untold(db: sqlite3.Connection) -> Iterator[Told]:
     """Operations of which the services do not have all yet, oldest first, read as they are
     taken."""
-    yield from db.execute(_RECORD + f"where seq > 0 and not {_TOLD} order by at, seq")
+    yield from db.execute(_RECORD + f"where seq > 0 and not {TOLD} order by at, seq")
 
 
-def newest_execs(db: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Sandbox and id of the operations that are kept longest."""
-    query = "select uid, op_id from exec order by at desc limit ?"
-    return db.execute(query, (MAX_EXECS,)).fetchall()
+def exec_keys(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+    """Sandbox and id of the operations that are kept."""
+    yield from db.execute("select uid, op_id from exec")
 
 
 def _handle_text(handle: Handle) -> str:

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -30,6 +31,7 @@ from services.edge.drivers.base import Stream
 from services.edge.journal import records
 from services.edge.journal.claims import Claim
 from services.edge.journal.execs import Execs
+from services.edge.journal.fitting import fitted, room
 from services.edge.journal.journal import Journal
 from services.edge.journal.logged import Logged
 from services.edge.journal.outputs import Outputs, Spooled
@@ -59,11 +61,14 @@ Key = tuple[str, int]
 """Sandbox and number."""
 Spool = Callable[[Record, Stream], Spooled]
 _decoder = msgspec.json.Decoder(Record)
+COUNTED = ("cut", "lost")
+"""Of the records: told with less than they hold, and taken in no form."""
 
 
 class Trail:
     """``request_bytes``: a larger request is not kept, only its size, but for notes.
-    ``output_bytes`` are kept of each stream. ``on`` false: no operation gets a record."""
+    ``output_bytes`` are kept of each stream, fewer where the bus takes smaller messages.
+    ``on`` false: no operation gets a record."""
 
     def __init__(
         self, *, node: str, link: Link, journal: Journal, execs: Execs, output_bytes: int,
@@ -77,6 +82,7 @@ class Trail:
         self._output_bytes = output_bytes
         self._request_bytes = request_bytes
         self._on = on
+        self.counts: Counter[str] = Counter()
         self._waiting: dict[Key, tuple[Record, int]] = {}  # and its size
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
@@ -166,7 +172,9 @@ class Trail:
         self, call: Call, request: Any, seq: int, begun_at: float | None = None
     ) -> Record:
         body = encode(request)
-        most = MAX_LOGGED_NOTE_BYTES if call.verb == "note" else self._request_bytes
+        most = min(self._request_bytes, self._link.payload_limit() // 2)
+        if call.verb == "note":
+            most = MAX_LOGGED_NOTE_BYTES
         cut = len(body) if len(body) > most else 0
         return Record(
             uid=call.uid, project=call.project, seq=seq, op_id=request.op_id, verb=call.verb,
@@ -175,7 +183,11 @@ class Trail:
         )  # fmt: skip
 
     def _logged(self, seq: int, record: Record | None, *, spool: Spool | None = None) -> Logged:
-        return Logged(seq, record, limit=self._output_bytes if record else 0, spool=spool)
+        limit = 0
+        if record is not None:
+            size = len(memoryview(record.request))
+            limit = min(self._output_bytes, room(self._link.payload_limit(), size))
+        return Logged(seq, record, limit=limit, spool=spool)
 
     def _put(self, record: Record) -> None:
         key = (record.uid, record.seq)
@@ -217,7 +229,13 @@ class Trail:
 
     async def _catch_up(self) -> None:
         self._execs.tell()
-        found, self._behind = await self._journal.run(_untold)
+        self._behind = False  # what finds no room from here on makes it true again
+        try:
+            found, more = await self._journal.run(_untold)
+        except BaseException:
+            self._behind = True
+            raise
+        self._behind = self._behind or more
         for record in filter(None, map(record_of, found)):
             if (record.uid, record.seq) not in self._waiting:
                 self._put(record)
@@ -233,11 +251,7 @@ class Trail:
         while self._waiting:
             self._execs.tell()  # first the intents, then that they are told
             batch = self._batch()
-            data = encode(Records(node=self._node, records=batch))
-            try:
-                await self._link.bus.store([Outgoing(trj(self._node), data)])
-            except InvalidRequest as exc:  # one alone that the bus does not take
-                log.error("record %d of %s is lost: %s", batch[0].seq, batch[0].uid, exc.message)
+            await self._store(batch)
             for told_to, ended in ((records.INTENT_TOLD, False), (records.RESULT_TOLD, True)):
                 keys = [(r.uid, r.seq) for r in batch if (r.ended_at is not None) is ended]
                 if keys:
@@ -246,6 +260,27 @@ class Trail:
                 key = record.uid, record.seq
                 if (found := self._waiting.get(key)) is not None and found[0] is record:
                     self._drop(key)
+
+    async def _store(self, batch: list[Record]) -> None:
+        """Returns when the stream has them. A message that the bus does not take is sent in
+        parts, one record at least in part: a server that nobody configured takes less than
+        ours."""
+        data = encode(Records(node=self._node, records=batch))
+        try:
+            await self._link.bus.store([Outgoing(trj(self._node), data)])
+        except InvalidRequest as exc:
+            middle = len(batch) // 2
+            if middle:
+                await self._store(batch[:middle])
+                await self._store(batch[middle:])
+                return
+            short = fitted(batch[0], self._link.payload_limit())
+            cut = short is not batch[0]
+            self.counts["cut" if cut else "lost"] += 1
+            how = "told in part" if cut else "lost"
+            log.error("record %d of %s is %s: %s", batch[0].seq, batch[0].uid, how, exc.message)
+            if cut:
+                await self._store([short])
 
     def _batch(self) -> list[Record]:
         batch: list[Record] = []
@@ -264,9 +299,11 @@ class Trail:
         uid, last = sandbox.uid, sandbox.numbers.last
         self._execs.tell()  # of what just began
 
+        limit = self._link.payload_limit()
+
         def read(db: sqlite3.Connection) -> tuple[list[Record], bool]:
             found = map(record_of, records.trajectory(db, uid, request.after))
-            return page_of((r for r in found if r is not None), request.limit)
+            return page_of((fitted(r, limit) for r in found if r is not None), request.limit)
 
         found, more = await self._journal.run(read)
         return Page(records=found, more=more, last=last, op_id=op.op_id)

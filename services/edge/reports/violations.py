@@ -19,7 +19,7 @@ from schemas.base import encode
 from schemas.subjects import sec
 from services.edge.link import Link
 from shared.bus import Outgoing
-from shared.errors import DsecError
+from shared.errors import DsecError, InvalidRequest
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ TURN_S = 1.0
 KINDS_PER_TURN = 32
 """Different denials of one sandbox in one turn that are told each."""
 SAMPLES_MAX = 16
+SUBJECT_CHARS = 1_000
+"""Of what no message could carry."""
 Key = tuple[str, str, str, str | None]
 BACKOFF_S = 0.5
 
@@ -129,6 +131,7 @@ class Teller:
     def __init__(self, *, node: str, epoch: str, link: Link, now: Callable[[], float]) -> None:
         self._node, self._epoch, self._link, self._now = node, epoch, link, now
         self._waiting = Waiting()
+        self._most = BATCH_MAX
         self._number = 0
         self._wake = asyncio.Event()
 
@@ -148,10 +151,13 @@ class Teller:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                await self._publish()
+                try:
+                    await self._publish()
+                except Exception:  # of these; those to come are to be told
+                    log.exception("violations are lost")
 
     async def _publish(self) -> None:
-        batch = self._waiting.take(BATCH_MAX)
+        batch = self._waiting.take(self._most)
         message = Violations(node=self._node, violations=batch)
         subject = sec(batch[0].source, batch[0].verdict, self._node)
         try:
@@ -163,7 +169,19 @@ class Teller:
                     )
                 ]
             )
+        except InvalidRequest as error:  # names are as long as a sandbox makes them
+            log.warning("%d violations in parts: %s", len(batch), error.message)
+            self._most = max(1, len(batch) // 2)
+            self._waiting.put_back(batch if len(batch) > 1 else [_bare(batch[0])])
         except DsecError as error:
             log.debug("violations wait: %s", error.message)
             self._waiting.put_back(batch)
             await asyncio.sleep(BACKOFF_S)
+        else:
+            self._most = BATCH_MAX
+
+
+def _bare(found: Violation) -> Violation:
+    """What of a violation fits any message."""
+    subject, path = found.subject[:SUBJECT_CHARS], found.path[:SUBJECT_CHARS]
+    return replace(found, subject=subject, path=path, samples=[], actor={})

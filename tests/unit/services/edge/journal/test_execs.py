@@ -19,6 +19,7 @@ from services.edge.journal import claims, execs, records
 from services.edge.journal.claims import Claim, Claims
 from services.edge.journal.execs import Execs
 from services.edge.journal.journal import Journal
+from services.edge.journal.pruning import MAX_EXECS
 from services.edge.journal.records import ExecRow
 from shared import ids
 
@@ -107,6 +108,45 @@ async def test_what_did_not_run_may_begin_again(edge: Edge) -> None:
         assert edge.slots == []
     assert await edge.execs.find(UID, OP) is None
     assert await edge.begin(OP, HASH, 3.0) is None
+
+
+async def test_who_asks_again_after_many_others_gets_the_first_result(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client was cut off while others had a node's every turn."""
+    monkeypatch.setattr(execs, "KNOWN_EXECS", 4)
+    assert await edge.begin() is None
+    end(edge, OP)
+    for number in range(20):
+        other = ids.derived(str(number))
+        assert await edge.begin(other) is None
+        end(edge, other)
+    found = await edge.execs.begin(UID, OP, lambda: Claim(UID, OP, HASH, 2.0), again=True)
+    assert found is not None
+    assert found.reply == b"reply"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_an_id_is_known_as_long_as_the_journal_keeps_its_result(
+    tmp_path: Path, restarted: bool
+) -> None:
+    """A script that chose it may come back late, as a client that never asked before."""
+    edge = Edge(tmp_path)
+    assert await edge.begin() is None
+    end(edge, OP)
+    if restarted:
+        await edge.close()
+        edge = Edge(tmp_path)
+    for number in range(MAX_EXECS):  # others' commands meanwhile
+        edge.execs._known.adds((UID, str(number)))
+    assert await edge.begin(at=2.0) == ExecRow(HASH, b"reply")
+    await edge.close()
+
+
+def test_new_ids_are_seldom_taken_for_known_ones() -> None:
+    known = execs._Known([])
+    assert sum(known.adds((UID, str(n))) for n in range(MAX_EXECS)) > MAX_EXECS * 0.95
+    assert not known.adds((UID, "0"))
 
 
 async def test_more_intents_than_slots_wait_for_their_commit(

@@ -15,7 +15,7 @@ import pytest
 
 from schemas.sandbox import EdgeOpItem, Observation, ResolvedSpec, SandboxSpec, StartItem
 from services.edge.drivers.base import Handle
-from services.edge.journal import records, timerecords
+from services.edge.journal import pruning, records, timerecords
 from services.edge.journal.claims import Claim
 from services.edge.journal.journal import Journal
 from services.edge.journal.records import Accepted, SandboxRow
@@ -118,18 +118,58 @@ async def test_the_first_intent_of_an_operation_stays(tmp_path: Path) -> None:
     await journal.close()
 
 
+async def test_surplus_goes_some_at_a_time_the_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of a million at once would keep commands waiting for seconds."""
+    monkeypatch.setattr(pruning, "MAX_EXECS", 10)
+    monkeypatch.setattr(pruning, "SHED_EXECS", 7)
+    journal = Journal(tmp_path / "j.db")
+    journal.start()
+    await journal.write(*(records.exec_begun(Claim(UID, str(n), b"", float(n))) for n in range(30)))
+    left = []
+    ordered = "select at from exec order by at"
+    for _ in range(4):
+        await journal.write(pruning.shed())
+        rows = await journal.run(lambda db: db.execute(ordered).fetchall())
+        left.append((len(rows), rows[0][0]))
+    assert left == [(22, 8.0), (14, 16.0), (10, 20.0), (10, 20.0)]
+    await journal.close()
+
+
+async def test_a_small_file_has_no_rows_added_up_and_a_large_one_loses_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "j.db")
+    journal.start()
+    reply = b"x" * 50_000
+    for n in range(20):
+        claim = Claim(UID, str(n), b"", float(n))
+        await journal.write(records.exec_whole(claim, reply, 30.0))
+
+    async def pruned(most: int) -> int:
+        monkeypatch.setattr(pruning, "MAX_EXEC_BYTES", most)
+        await journal.write(*pruning.prune(31.0))
+        kept = await journal.run(lambda db: list(records.exec_keys(db)))
+        return min(int(op_id) for _, op_id in kept)
+
+    assert await pruned(2_000_000) == 0
+    assert await pruned(500_000) == 10
+    await journal.close()
+
+
 async def test_old_and_surplus_rows_are_pruned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "MAX_EXECS", 10)
+    monkeypatch.setattr(pruning, "MAX_EXECS", 10)
     now = 1e9
     journal = Journal(tmp_path / "j.db")
     journal.start()
     await journal.write(
-        records.bury(observation(1, at=now - records.TOMBSTONE_S - 1)),
+        records.bury(observation(1, at=now - pruning.TOMBSTONE_S - 1)),
         records.bury(observation(2, at=now - 1)),
         *(records.exec_begun(Claim(UID, str(n), b"", now - n)) for n in range(30)),
-        *records.prune(now),
+        *pruning.prune(now),
     )
     tombs = await journal.run(lambda db: records.find_tombstones(db, [uid(1), uid(2)]))
     assert list(tombs) == [uid(2)]
@@ -144,7 +184,7 @@ from pathlib import Path
 from services.edge.journal.claims import Claim
 from services.edge.journal.journal import Journal
 from tests.unit.services.edge.journal.test_journal import row
-from services.edge.journal import records, timerecords
+from services.edge.journal import pruning, records, timerecords
 
 async def main():
     journal = Journal(Path(sys.argv[1]))

@@ -17,6 +17,7 @@ from services.edge.door.calls import Call
 from services.edge.door.door import Door
 from services.edge.journal import records, trail
 from services.edge.journal.execs import Execs
+from services.edge.journal.fitting import room
 from services.edge.journal.journal import Journal
 from services.edge.journal.logged import Logged, Numbers
 from services.edge.journal.outputs import Outputs, Room
@@ -35,12 +36,15 @@ class Bus:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.most_bytes = 8 << 20
         self.told: list[TrajectoryRecord] = []
 
     async def store(self, messages: list[Outgoing]) -> None:
         if self.error is not None:
             raise self.error
         for message in messages:
+            if len(message.data) > self.most_bytes:
+                raise InvalidRequest("too large", field="payload")
             self.told += decode(message.data, TrajectoryRecords).records
 
 
@@ -53,7 +57,7 @@ class Node:
         self.execs = Execs(self.journal)
         self.journal.start()
         self.sandbox: Any = SimpleNamespace(uid=UID, numbers=Numbers(0))
-        link: Any = SimpleNamespace(bus=self.bus)
+        link: Any = SimpleNamespace(bus=self.bus, payload_limit=lambda: self.bus.most_bytes)
         self.outputs = Outputs(folder, node="n1", link=link, room=Room(5_000, 8_000))
         self.trail = Trail(
             node="n1", link=link, journal=self.journal, execs=self.execs, outputs=self.outputs,
@@ -153,6 +157,29 @@ async def test_what_does_not_fit_into_memory_is_told_later(
     assert sorted({r.seq for r in node.bus.told if r.ended_at}) == list(range(1, 41))
 
 
+async def test_what_found_no_room_while_the_journal_was_read_is_told_too(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trail, "LINGER_S", 0.01)
+    run = node.journal.run
+
+    async def meanwhile(work: Any) -> Any:
+        found = await run(work)
+        if work is trail._untold:
+            monkeypatch.setattr(node.journal, "run", run)
+            monkeypatch.setattr(trail, "MAX_WAITING_BYTES", 0)
+            node.end(await node.begin())
+            monkeypatch.undo()
+            monkeypatch.setattr(trail, "LINGER_S", 0.01)
+        return found
+
+    monkeypatch.setattr(node.journal, "run", meanwhile)
+    node.trail.start()
+    async with asyncio.timeout(60):
+        while not any(r.ended_at for r in node.bus.told):
+            await asyncio.sleep(0.02)
+
+
 async def test_an_earlier_process_leaves_nothing_untold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +210,37 @@ async def test_a_record_that_the_bus_refuses_holds_up_no_other(
     await node.trail.flush()
     assert [r.seq for r in node.bus.told] == [2]
     assert "is lost: too large" in caplog.text
+    assert node.trail.counts == {"lost": 1}
+
+
+async def test_a_server_that_takes_less_gets_the_records_in_parts(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = (300, 300, 4_500, 300, 300, 300)
+    begun = [await node.begin("x" * size) for size in sizes]
+    node.bus.most_bytes = 4_000
+    for op in begun:
+        node.end(op)
+    await node.trail.flush()
+    told = {r.seq: r for r in node.bus.told}
+    assert sorted(told) == [1, 2, 3, 4, 5, 6] and len(node.bus.told) == 6
+    assert told[3].request is None and told[3].cut > 4_500
+    assert told[3].reply == {"exit_code": 0} and told[2].cut == 0
+    assert caplog.text.count("is told in part: too large") == 1
+    assert node.trail.counts == {"cut": 1}
+    assert await node.untold() == []
+
+
+async def test_an_output_is_kept_in_the_measure_of_the_buss_messages(node: Node) -> None:
+    """What is more goes as a whole, so that nothing is lost of it."""
+    node.bus.most_bytes = 6_000
+    node.outputs.folder.mkdir()
+    op = await node.begin()
+    request_bytes = len(bytes(op.logged.record.request))
+    op.logged.add("stdout", b"x" * 3_000)
+    assert len(op.logged.kept("stdout")) == room(6_000, request_bytes) < 1_000
+    (whole,) = await node.outputs.seal(op.logged.spooled())
+    assert whole.bytes == 3_000
 
 
 async def test_what_did_not_begin_keeps_its_number_and_frees_its_id(node: Node) -> None:
@@ -232,10 +290,11 @@ async def test_a_cancelled_intent_keeps_its_number_and_its_end(node: Node) -> No
     claims, node.execs._claims = node.execs._claims, None  # every intent waits for its commit
     request = ExecRequest(op_id=ids.new(), shell="true")
     op: Any = SimpleNamespace(
-        call=CALL, op_id=request.op_id, hash=b"h" * 32, logged=Logged(0), claimed=False
-    )
+        call=CALL, op_id=request.op_id, hash=b"h" * 32, logged=Logged(0), claimed=False,
+        again=False, repeated=False,
+    )  # fmt: skip
     begun = asyncio.ensure_future(door._known(op, node.sandbox, request))
-    while not op.logged.seq:
+    while not op.logged.seq and not begun.done():
         await asyncio.sleep(0)
     begun.cancel()
     with pytest.raises(asyncio.CancelledError):

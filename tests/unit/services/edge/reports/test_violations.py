@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas.audit import Violation
-from services.edge.reports.violations import KINDS_PER_TURN, Repeats, Waiting
+from schemas.audit import Violation, Violations
+from schemas.base import decode
+from services.edge.reports.violations import KINDS_PER_TURN, Repeats, Teller, Waiting
+from shared.bus import Outgoing
+from shared.errors import InvalidRequest
 
 KINDS = st.tuples(
     st.sampled_from(["a", "b", "c"]), st.sampled_from(["bpf_net", "dns"]),
@@ -76,3 +83,47 @@ def test_the_first_of_a_kind_is_told_at_once_and_a_summary_says_how_many() -> No
         repeats.add(replace(first, subject=f"s{n}"))
     (summary,) = [v for v in repeats.turn() if v.targets]
     assert summary.targets > 8 * KINDS_PER_TURN and len(summary.samples) == 16
+
+
+async def test_what_no_message_can_carry_keeps_nothing_else_from_being_told() -> None:
+    """A sandbox names its files as it likes, and tries as many."""
+    told: list[Violation] = []
+
+    async def store(messages: list[Outgoing]) -> None:
+        if len(messages[0].data) > 20_000:
+            raise InvalidRequest("too large", field="payload")
+        told.extend(decode(messages[0].data, Violations).violations)
+
+    link: Any = SimpleNamespace(bus=SimpleNamespace(store=store))
+    teller = Teller(node="n", epoch="e", link=link, now=lambda: 1.0)
+    long = replace(violation("a", "observer", 3), samples=["x" * 4_000] * 16)
+    for found in (violation("a", "observer", 1), long, *[violation("b", "observer", 2)] * 9):
+        teller.tell(replace(found, subject="y" * 4_000))
+    running = asyncio.create_task(teller.run())
+    async with asyncio.timeout(60):
+        while len(told) < 11:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    assert [v.count for v in told] == [1, 3, *[2] * 9]
+    assert [len(v.samples) for v in told if v.count == 3] == [0]
+
+
+async def test_an_error_that_nobody_thought_of_loses_its_own_violations_alone() -> None:
+    told: list[Violation] = []
+
+    async def store(messages: list[Outgoing]) -> None:
+        violations = decode(messages[0].data, Violations).violations
+        if violations[0].count == 1:
+            raise RuntimeError("what is this?")
+        told.extend(violations)
+
+    link: Any = SimpleNamespace(bus=SimpleNamespace(store=store))
+    teller = Teller(node="n", epoch="e", link=link, now=lambda: 1.0)
+    running = asyncio.create_task(teller.run())
+    for source, count in (("observer", 1), ("dns", 2)):
+        teller.tell(violation("a", source, count))
+    async with asyncio.timeout(60):
+        while not told:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    assert [v.count for v in told] == [2]
