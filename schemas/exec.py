@@ -65,8 +65,11 @@ HEADER_OFFSET = "Dsec-Offset"
 has already is to be skipped. On ``x``: the count of all output bytes in frames. On ``i``
 and ``f`` frames: the count of input bytes before; the edge skips what it has, and keeps
 silent over a hole until the client attaches again."""
+HEADER_AGAIN = "Dsec-Again"
+"""On a request that is sent again, whether or not anything was heard of it: the operation may
+have been begun, and ended, so long ago that the journal alone knows it."""
 HEADER_HAVE = "Dsec-Have"
-"""On a request that is sent again: decimal counts of the bytes of stdout and of stderr
+"""On one of which something was heard: decimal counts of the bytes of stdout and of stderr
 that the client has, with a space between."""
 HANGUP_S = 60.0
 """A client at a terminal that is silent for this long has hung up: its command's tree is

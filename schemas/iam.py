@@ -185,3 +185,10 @@ class IamReply(Versioned, frozen=True):
     principal: str | None = None
     policy: PolicyInfo | None = None
     policies: list[PolicyInfo] | None = None
+
+
+class PrincipalsChanged(Versioned, frozen=True):
+    """auth → every instance of auth, ``dsec.rpc.v1.auth.forget``: the keys or grants of
+    these have changed; nothing is answered."""
+
+    principals: list[str]

@@ -16,8 +16,8 @@ from schemas.registry import MODULES
 
 WANTED = (
     "VERSION", "HEADER_REPLY", "HEADER_TRACE", "HEADER_FRAME", "HEADER_OP", "HEADER_OFFSET",
-    "HEADER_HAVE", "HEADER_LEASE", "HEADER_SOURCE", "plain_name", "whole_name",
-    "encode", "decode", "BadMessage", "ErrorReply", "Ok", "WireError",
+    "HEADER_AGAIN", "HEADER_HAVE", "HEADER_LEASE", "HEADER_SOURCE", "plain_name", "whole_name",
+    "encode", "decode", "misfit", "BadMessage", "ErrorReply", "Ok", "WireError",
     "SandboxSpec", "CreateRequest", "CreateReply", "ItemResult", "MAX_BATCH",
     "SandboxOpRequest", "OpReply", "JobRequest", "JobReply", "JobQuery", "JobPage", "JobInfo",
     "SandboxEvent", "SandboxInfo", "SandboxQuery", "SandboxPage",
@@ -52,7 +52,7 @@ Generated from schemas/ by `python -m schemas.export`: do not edit.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta

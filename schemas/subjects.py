@@ -130,6 +130,10 @@ def secrets(node: str) -> str:
     return f"dsec.rpc.v1.auth.secrets.{node}"
 
 
+FORGET = rpc("auth", "forget")
+"""Between the instances of auth: whose permissions have changed."""
+
+
 def hb(node: str) -> str:
     """A node's heartbeat."""
     return f"dsec.hb.v1.{node}"
@@ -215,6 +219,8 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("dsec.put.v1.*.secret.remove.*", "core", "client", ("auth",), "SecretRemove", "forget"),
     Subject("dsec.rpc.v1.auth.secrets.*", "core", "edge", ("auth",), "SecretsWanted",
             "values for a sandbox's requests"),
+    Subject("dsec.rpc.v1.auth.forget", "core", "auth", ("auth",), "PrincipalsChanged",
+            "to every instance: what is remembered of them holds no more"),
     Subject("dsec.get.v1.>", "core", "client", ("auth",), "IamQuery", "all other reads"),
     Subject("dsec.exec.v1.*.*.*.exec.*", "core", "client", ("edge",), "ExecRequest", "a command"),
     Subject("dsec.exec.v1.*.*.*.connect.*", "core", "client", ("edge",), "ConnectRequest",

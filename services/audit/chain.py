@@ -2,8 +2,8 @@
 
 Each entry's hash covers its number, its kind, its content and the hash before it:
 a change, a removal or an insertion anywhere breaks every later link. Content is
-hashed in a form that survives storage as ``jsonb``, which keeps neither key order
-nor the spelling of numbers.
+hashed in one spelling, which can be made again from what is stored: older entries have
+been through ``jsonb``, which keeps neither key order nor the spelling of numbers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 
 def clean(value: Any) -> Any:
-    """``value`` as ``jsonb`` gives it back: whole floats as integers, no NUL (which
-    Postgres cannot store; it becomes U+FFFD). JSON values only."""
+    """``value`` as it can be hashed: whole floats as integers, no NUL (which columns cannot
+    store; it becomes U+FFFD). JSON values only."""
     if isinstance(value, str):
         return value.replace("\0", "\ufffd") if "\0" in value else value
     if isinstance(value, float):
@@ -33,7 +33,7 @@ def clean(value: Any) -> Any:
     return value
 
 
-def canonical(record: dict[str, Any]) -> bytes:
+def canonical(record: dict[str, Any] | msgspec.Struct) -> bytes:
     """The one spelling of a clean record: JSON with sorted keys."""
     return _encoder.encode(record)
 

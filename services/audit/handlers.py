@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from schemas.audit import AccessRecords, AuditReport, Violations
+from schemas.audit import AuditReport, Violations
 from schemas.base import ErrorReply, Ok, decode, encode
 from services.audit.correlation import Correlation
 from services.audit.judging import Judge
-from services.audit.records import Row, from_access, from_report, from_violation, reporter
+from services.audit.records import Row, from_accesses, from_report, from_violation
 from services.audit.store import Store
 from shared.bus import Bus, Outgoing
 from shared.clock import Clock
@@ -36,11 +36,7 @@ class Handlers:
 
     async def access(self, batch: Sequence[Received]) -> None:
         """``dsec.evt.v1.*.access.*``: every verb, once."""
-        rows: list[Row] = []
-        for item in batch:
-            source, node = reporter(item.subject)
-            records = decode(item.data, AccessRecords).records
-            rows += (from_access(source, record, node=node) for record in records)
+        rows = [row for item in batch for row in from_accesses(item.subject, item.data)]
         await self._store.append(rows)
 
     async def violations(self, batch: Sequence[Received]) -> None:

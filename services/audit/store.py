@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.audit import AuditEntry, AuditPage, AuditQuery
 from services.audit.chain import canonical, link
-from services.audit.records import VIOLATION, Row, from_anchor
+from services.audit.records import ACCESS, COLUMNS, VIOLATION, Row, from_anchor
 from shared.db import Database, copy, fetch
 
 VERIFY_ROWS = 2_000
@@ -22,6 +22,8 @@ VERIFY_ROWS = 2_000
 KNOWN_DAYS = 4
 """A message comes again within these days: no stream keeps one as long."""
 DAYS_AHEAD = 3
+MORE_BETWEEN = 64
+"""Ids beside those of a batch that are read before they are asked for one by one."""
 
 _HEAD = text(
     "select seq, hash, greatest(day, (clock_timestamp() at time zone 'utc')::date) as day "
@@ -32,13 +34,18 @@ _KNOWN = text(
     " cast(:ids as text[])) as t(kind, record_id) using (kind, record_id) "
     "where r.day >= cast(:since as date)"
 )
+_KNOWN_BETWEEN = text(
+    "select t.number, r.record_id from unnest(cast(:kinds as text[]), cast(:lows as text[]),"
+    " cast(:highs as text[]), cast(:mosts as bigint[]))"
+    " with ordinality as t(kind, low, high, most, number) cross join lateral "
+    "(select record_id from record where kind = t.kind and record_id >= t.low collate \"C\""
+    " and record_id <= t.high collate \"C\" and day >= cast(:since as date) limit t.most) r"
+)
 _ENTRIES = text(
     "select seq, prev, hash, cast(record as text) as record, kind, record_id, at, project,"
     " principal, verb, target, outcome, request_id from record "
     "where seq > cast(:seq as bigint) order by seq limit cast(:n as bigint)"
 )
-_COLUMNS = ("kind", "record_id", "at", "project", "principal", "verb", "target", "outcome",
-            "request_id")  # fmt: skip
 _FILTERS = {
     "project": "project = :project",
     "principal": "principal = :principal",
@@ -180,7 +187,7 @@ class Store:
             async with self._db.transaction() as connection:
                 found = await fetch(connection, _ENTRIES, {"seq": seq, "n": size})
             for row in found:
-                named = {name: row[name] for name in _COLUMNS}
+                named = {name: row[name] for name in COLUMNS}
                 record = msgspec.json.decode(row["record"])
                 yield Entry(row["seq"], row["prev"], row["hash"], Row(**named, record=record))
             if len(found) < size:
@@ -220,23 +227,58 @@ async def _lock(connection: AsyncConnection) -> Head:
 async def _unknown(
     connection: AsyncConnection, day: datetime.date, rows: Sequence[Row]
 ) -> list[Row]:
-    keys: dict[str, Any] = {"kinds": [r.kind for r in rows], "ids": [r.record_id for r in rows]}
-    keys["since"] = day - datetime.timedelta(days=KNOWN_DAYS)
-    known = {tuple(found) for found in await fetch(connection, _KNOWN, keys)}
-    return [row for row in rows if (row.kind, row.record_id) not in known]
+    since = day - datetime.timedelta(days=KNOWN_DAYS)
+    known, others = await _known_between(connection, since, rows)
+    if others:
+        keys: dict[str, Any] = {
+            "kinds": [row.kind for row in others], "ids": [row.record_id for row in others],
+            "since": since,
+        }  # fmt: skip
+        known |= {tuple(found) for found in await fetch(connection, _KNOWN, keys)}
+    return [row for row in rows if row[:2] not in known] if known else list(rows)
+
+
+async def _known_between(
+    connection: AsyncConnection, since: datetime.date, rows: Sequence[Row]
+) -> tuple[set[tuple[str, ...]], list[Row]]:
+    """Which of ``rows`` are recorded, and those of which that is still to be asked one by
+    one. Ids of accesses are ULIDs: of one reporter nothing is recorded between the first
+    and the last of a batch, but of this batch before, and what was made in the same
+    millisecond. Where that does not hold (a node chooses its ids) there is more."""
+    groups: dict[str, list[Row]] = {}
+    others = []
+    for row in rows:
+        if row.kind == ACCESS:
+            groups.setdefault(row.record_id.partition("/")[0], []).append(row)
+        else:
+            others.append(row)
+    if not groups:
+        return set(), others
+    ids = [[row.record_id for row in group] for group in groups.values()]
+    mosts = [2 * len(group) + MORE_BETWEEN for group in ids]
+    ranges: dict[str, Any] = {
+        "kinds": [ACCESS] * len(ids), "lows": list(map(min, ids)), "highs": list(map(max, ids)),
+        "mosts": mosts, "since": since,
+    }  # fmt: skip
+    found: list[list[str]] = [[] for _ in ids]
+    for number, record_id in await fetch(connection, _KNOWN_BETWEEN, ranges):
+        found[number - 1].append(record_id)
+    for group, between, most in zip(groups.values(), found, mosts, strict=True):
+        if len(between) >= most:
+            others += group
+    return {(ACCESS, record_id) for between in found for record_id in between}, others
 
 
 async def _write(connection: AsyncConnection, head: Head, rows: Sequence[Row]) -> None:
     """Links rows to the chain."""
     values = []
-    previous = head.hash
+    day, previous = head.day, head.hash
     for seq, row in enumerate(rows, head.seq + 1):
         content = canonical(row.record)
         hash_ = link(previous, seq, row.kind, content)
-        columns = [getattr(row, name) for name in _COLUMNS]
-        values.append((head.day, seq, *columns, content.decode(), previous, hash_))
+        values.append((day, seq, *row[:-1], content.decode(), previous, hash_))
         previous = hash_
-    await copy(connection, "record", ("day", "seq", *_COLUMNS, "record", "prev", "hash"), values)
+    await copy(connection, "record", ("day", "seq", *COLUMNS, "record", "prev", "hash"), values)
     await connection.execute(
         text("update head set seq = :seq, hash = :hash, day = :day where id = 1"),
         {"seq": head.seq + len(rows), "hash": previous, "day": head.day},

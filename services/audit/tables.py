@@ -19,7 +19,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSON
 
 from shared.outbox import outbox_table
 
@@ -39,7 +39,7 @@ record = Table(
     Column("target", String, nullable=False),
     Column("outcome", String, nullable=False),
     Column("request_id", String, nullable=False),
-    Column("record", JSONB, nullable=False),
+    Column("record", JSON, nullable=False),
     Column("prev", LargeBinary, nullable=False),
     Column("hash", LargeBinary, nullable=False),
     Index("record_once", "kind", "record_id", "day", unique=True),

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
+import asyncpg
 import msgspec
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -23,7 +24,7 @@ from schemas.base import decode
 from schemas.trajectory import TRAJECTORY_PAGE_BYTES, TrajectoryQuery
 from shared.bus import Incoming
 from shared.consumer import Received
-from shared.db import Database
+from shared.db import Database, copy, fetch
 from shared.errors import InvalidRequest
 from shared.periodic import portions
 from shared.trajectory import Page, Record, Records
@@ -42,12 +43,16 @@ _COLUMNS = {
     "step": "bigint", "cut": "bigint", "ended_at": "double precision", "hour": "integer",
     "request": "bytea", "reply": "bytea", "begun_at": "double precision",
 }  # fmt: skip
-_APPEND = text(
+_UPSERT = text(
     f"insert into trajectory ({', '.join(_COLUMNS)}) select * from unnest("
     + ", ".join(f"cast(:{name} as {kind}[])" for name, kind in _COLUMNS.items())
     + ") on conflict (node, uid, seq) do update "
     "set ended_at = excluded.ended_at, reply = excluded.reply "
     "where trajectory.ended_at is null and excluded.ended_at is not null"
+)
+_LAST = text(
+    "select node, uid, (select max(seq) from trajectory r where r.node = t.node and r.uid = t.uid)"
+    " from unnest(cast(:nodes as text[]), cast(:uids as text[])) as t(node, uid)"
 )
 COUNT = text(
     "insert into trajectory_hour (hour, bytes) values (:hour, :bytes) "
@@ -60,7 +65,8 @@ _PAGE = text(
     "sums as (select *, sum(size) over (order by seq) - size as before, "
     "count(*) over () as there from found) "
     "select uid, project, seq, op_id, verb, principal, at, lane, step, request, cut, "
-    "ended_at, reply, begun_at, there from sums where before < :bytes order by seq"
+    "ended_at, reply, begun_at, there from sums where before = 0 or before + size <= :bytes "
+    "order by seq"
 )
 _FIELDS = Record.__struct_fields__
 _DUE = text(
@@ -90,7 +96,7 @@ class Trajectories:
     async def told(self, batch: Sequence[Received]) -> None:
         """``dsec.trj.v1.<node>``: new records and results. Repeated ones are harmless. One
         that cannot be kept costs itself, not those beside it: they are of other tenants."""
-        rows: dict[tuple[str, str, int], Record] = {}
+        told: dict[tuple[str, str, int], Record] = {}
         for item in batch:
             node = item.subject.rpartition(".")[2]
             for record in decode(item.data, Records).records:
@@ -98,19 +104,32 @@ class Trajectories:
                     log.error("a record of node %s cannot be kept: %.200r", node, record)
                     continue
                 key = (node, record.uid, record.seq)
-                if key not in rows or rows[key].ended_at is None:
-                    rows[key] = record
-        if not rows:
+                if key not in told or told[key].ended_at is None:
+                    told[key] = record
+        if not told:
             return
         hour = int(time.time() // HOUR_S)
-        columns = {name: [getattr(r, name, None) for r in rows.values()] for name in _COLUMNS}
-        columns["node"] = [node for node, _, _ in rows]
-        columns["hour"] = [hour] * len(rows)
-        for name in ("request", "reply"):
-            columns[name] = [bytes(getattr(r, name)) for r in rows.values()]
-        size = sum(record.size for record in rows.values())
+        rows = [_row(node, hour, record) for (node, _, _), record in told.items()]
+        size = sum(record.size for record in told.values())
+        try:
+            await self._keep(rows, hour, size)
+        except asyncpg.UniqueViolationError:  # another instance was told the same meanwhile
+            await self._keep(rows, hour, size, new=False)
+
+    async def _keep(
+        self, rows: Sequence[tuple[Any, ...]], hour: int, size: int, *, new: bool = True
+    ) -> None:
+        """``new``: rows behind the last one of their sandbox go in by COPY, which is half
+        the work of an insertion that looks for each of them."""
         async with self._db.transaction() as connection:
-            await connection.execute(_APPEND, columns)
+            last = await _last(connection, {row[:2] for row in rows}) if new else {}
+            known = [row for row in rows if not new or row[2] <= last[row[:2]]]
+            if known:
+                columns = dict(zip(_COLUMNS, map(list, zip(*known, strict=True)), strict=True))
+                await fetch(connection, _UPSERT, columns)
+            if len(known) < len(rows):
+                added = [row for row in rows if row[2] > last[row[:2]]]
+                await copy(connection, "trajectory", tuple(_COLUMNS), added)
             await connection.execute(COUNT, {"hour": hour, "bytes": size})
 
     async def page(self, query: TrajectoryQuery, _: Incoming) -> Page:
@@ -143,6 +162,23 @@ class Trajectories:
         return gone
 
 
+def _row(node: str, hour: int, r: Record) -> tuple[Any, ...]:
+    """Values of ``_COLUMNS``."""
+    return (
+        node, r.uid, r.seq, r.project, r.op_id, r.verb, r.principal, r.at, r.lane, r.step, r.cut,
+        r.ended_at, hour, bytes(r.request), bytes(r.reply), r.begun_at,
+    )  # fmt: skip
+
+
+async def _last(
+    connection: AsyncConnection, sandboxes: Collection[tuple[Any, ...]]
+) -> dict[tuple[Any, ...], int]:
+    """The highest number of each (node, uid); -1 where there is none."""
+    keys = {"nodes": [node for node, _ in sandboxes], "uids": [uid for _, uid in sandboxes]}
+    rows = await fetch(connection, _LAST, keys)
+    return {(node, uid): -1 if seq is None else seq for node, uid, seq in rows}
+
+
 async def _portion(statement: TextClause, hour: int, connection: AsyncConnection) -> int:
     params = {"hour": hour, "n": PORTION}
     return int((await connection.execute(statement, params)).rowcount)
@@ -150,12 +186,13 @@ async def _portion(statement: TextClause, hour: int, connection: AsyncConnection
 
 def storable(record: Record) -> bool:
     """Whether the columns take it; request and reply are bytes there, of any content."""
-    texts = (record.project, record.op_id, record.verb, record.principal, record.lane or "")
-    numbers = (record.seq, record.step or 0, record.cut)
+    r = record
     return (
-        len(record.uid) <= UID_CHARS
-        and not any("\0" in text for text in (record.uid, *texts))
-        and all(0 <= number <= BIGINT_MAX for number in numbers)
+        len(r.uid) <= UID_CHARS
+        and "\0" not in f"{r.uid}{r.project}{r.op_id}{r.verb}{r.principal}{r.lane}"
+        and 0 <= r.seq <= BIGINT_MAX
+        and 0 <= (r.step or 0) <= BIGINT_MAX
+        and 0 <= r.cut <= BIGINT_MAX
     )
 
 

@@ -41,8 +41,9 @@ class App:
         self.bus = Bus(settings, "auth")
         self.outbox = Outbox(self.bus, self.db)
         self.records = AccessBuffer(self.bus)
-        self.kicker = Kicker(settings, self.bus)
         self.callout = Callout(settings, db=self.db, bus=self.bus, clock=clock)
+        self.kicker = Kicker(settings, self.bus, forget=self.callout.forget)
+        self.kicker.listen()
         secrets = Secrets(
             Sealer(settings.auth_secret_keys), db=self.db, bus=self.bus, clock=clock
         )

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import math
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,9 +57,12 @@ class LastKnown:
     def __init__(self, max_age_s: float) -> None:
         self._max_age_s = max_age_s
         self._known: OrderedDict[str, tuple[float, Identity]] = OrderedDict()
+        self._changed_at = -math.inf
 
     def put(self, identity: Identity, now: float) -> None:
-        """Remembers what was read at ``now``."""
+        """Remembers what was read at ``now``, unless that may be from before a change."""
+        if now <= self._changed_at:
+            return
         self._known[identity.principal] = (now, identity)
         self._known.move_to_end(identity.principal)
         if len(self._known) > KNOWN:
@@ -72,6 +76,12 @@ class LastKnown:
     def forget(self, principal: str) -> None:
         """The database says that there is no such principal."""
         self._known.pop(principal, None)
+
+    def changed(self, principals: Collection[str], now: float) -> None:
+        """What was read of these until ``now`` holds no more."""
+        self._changed_at = now
+        for principal in principals:
+            self.forget(principal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,11 @@ class Callout:
         """Waits for the requests at hand."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._settings.shutdown_s / 2)
+
+    def forget(self, principals: Collection[str]) -> None:
+        """What was read of them holds no more, whatever becomes of the database: an outage
+        gives nobody back what was taken from him. Whichever instance took it tells this one."""
+        self._known.changed(principals, self._clock.now())
 
     async def _received(self, message: Msg) -> None:
         await self._slots.acquire()

@@ -79,6 +79,8 @@ class IamDoor:
             raise
         except DsecError as exc:
             outcome = await self._refused(ask, exc)
+        if outcome.affected:
+            await self._kicker.forget(outcome.affected)
         if ask.reply_to is not None:
             try:
                 await self._bus.send(Outgoing(ask.reply_to, encode(outcome.answer)))

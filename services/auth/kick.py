@@ -1,7 +1,8 @@
 """Dropping connections whose permissions are out of date.
 
-Owns: the system account's connection, finding connections by principal, ending them.
-Does not own: deciding whose. It is tried until a server has answered. Best effort where
+Owns: that every instance forgets what it remembers of their principals, the system account's
+connection, finding connections by principal, ending them. Does not own: deciding whose. It is
+tried until a server has answered. Best effort where
 there are several: a connection that is missed ends with its JWT, and every change is
 judged against the present grants anyway.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -20,8 +21,11 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from schemas.base import encode
+from schemas.iam import PrincipalsChanged
+from schemas.subjects import FORGET
 from services.auth.settings import Settings
-from shared.bus import Bus
+from shared.bus import Bus, Incoming, Outgoing
+from shared.errors import DsecError
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ GRACE_S = 0.1
 """Between an answer on its way and the end of its receiver's connection."""
 MAX_WAITING = 1_024
 PAGE = 1_024
+"""Connections of one principal that a server names at once."""
 FLUSH_S = 2
 CONNECT_S = 2
 RECONNECT_WAIT_S = 1
@@ -66,14 +71,25 @@ _page = msgspec.json.Decoder(_Page)
 
 
 class Kicker:
-    """Drops connections in the background, through the system account."""
+    """Drops connections in the background, through the system account. ``forget`` is told
+    at once whose permissions are out of date, here and in the other instances."""
 
-    def __init__(self, settings: Settings, bus: Bus) -> None:
+    def __init__(
+        self, settings: Settings, bus: Bus, *, forget: Callable[[Collection[str]], None]
+    ) -> None:
         self._settings = settings
         self._bus = bus
+        self._forget = forget
         self._queue: asyncio.Queue[frozenset[str]] = asyncio.Queue(MAX_WAITING)
         self._system: Client | None = None
         self._task: asyncio.Task[None] | None = None
+
+    def listen(self) -> None:
+        """Hears of the other instances' changes; before the bus is connected."""
+        self._bus.listen(FORGET, PrincipalsChanged, self._changed)
+
+    async def _changed(self, message: PrincipalsChanged, _: Incoming) -> None:
+        self._forget(message.principals)
 
     def start(self) -> None:
         """Begins in the background; without a system user nothing is ever dropped."""
@@ -91,6 +107,17 @@ class Kicker:
         if self._system is not None:
             with contextlib.suppress(NatsError, OSError):
                 await self._system.close()
+
+    async def forget(self, principals: Collection[str]) -> None:
+        """Has every instance forget what it remembers of ``principals``. To be called before
+        the change is answered: who has the answer finds it done, unless the bus lost an
+        instance just then."""
+        self._forget(principals)
+        message = PrincipalsChanged(principals=sorted(principals))
+        try:
+            await self._bus.send(Outgoing(FORGET, encode(message)))
+        except DsecError as exc:
+            log.warning("other instances were not told of a change: %s", exc.message)
 
     def drop(self, principals: Collection[str]) -> None:
         """Has the connections of ``principals`` dropped soon, answers first."""
@@ -119,6 +146,7 @@ class Kicker:
                 await asyncio.sleep(RETRY_S)
 
     async def _drop(self, principals: set[str]) -> None:
+        await self.forget(principals)  # again: an instance may have been away
         await self._bus.client.flush(timeout=FLUSH_S)  # the answer is with the server
         system = await self._connected()
         slots = asyncio.Semaphore(AT_ONCE)
@@ -148,9 +176,22 @@ class Kicker:
     async def _connections(self, system: Client, principal: str) -> list[tuple[str, int]]:
         """``(server, connection)`` of a principal on every server. Raises ``TimeoutError``
         where none answers: that is no word on its connections."""
-        query = {"auth": True, "user": principal, "limit": PAGE}
-        found = []
-        answered = False
+        found: list[tuple[str, int]] = []
+        offset, more = 0, True
+        while more:  # as many as there are are found before the first one ends
+            pages = await self._pages(system, principal, offset)
+            found += [
+                (page.server.id, c.cid) for page in pages for c in page.data.connections
+                if c.authorized_user == principal
+            ]  # fmt: skip
+            more = any(len(page.data.connections) >= PAGE for page in pages)
+            offset += PAGE
+        return found
+
+    async def _pages(self, system: Client, principal: str, offset: int) -> list[_Page]:
+        """A page of every server. Raises ``TimeoutError`` where none answers."""
+        query = {"auth": True, "user": principal, "limit": PAGE, "offset": offset}
+        pages: list[_Page] = []
         inbox = system.new_inbox()
         answers = await system.subscribe(inbox)
         try:
@@ -158,17 +199,12 @@ class Kicker:
             wait_s = ANSWER_S
             while True:
                 message = await answers.next_msg(timeout=wait_s)
-                page = _page.decode(message.data)
-                answered = True
-                found += [
-                    (page.server.id, c.cid) for c in page.data.connections
-                    if c.authorized_user == principal
-                ]  # fmt: skip
+                pages.append(_page.decode(message.data))
                 wait_s = QUIET_S
         except TimeoutError:  # that was all
-            if not answered:
+            if not pages:
                 raise
-            return found
+            return pages
         finally:
             await answers.unsubscribe()
 

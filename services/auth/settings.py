@@ -27,7 +27,9 @@ class Settings(Common, kw_only=True):
     auth_session_s: float = 3_600.0
     """A connection's life; the SDK reconnects and gets its permissions anew."""
     auth_last_known_s: float = 900.0
-    """How long an identity that was read serves while the database is away."""
+    """How long an identity that was read serves while the database is away. So long at most,
+    and then alone, a revoked key opens connections at an instance that the bus had lost just
+    when another one was told."""
     auth_max_subjects: int = 20_000
     """Entries in one user's permissions (about 60 bytes each)."""
     auth_connects: int = 64

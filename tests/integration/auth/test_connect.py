@@ -9,6 +9,7 @@ import time
 import nats.errors
 import pytest
 
+from services.auth import kick
 from tests.integration.auth.conftest import (
     ANSWER_S,
     MARKS,
@@ -102,6 +103,21 @@ async def test_revoking_a_key_ends_its_connection_and_its_use(stack: Stack, admi
             await asyncio.sleep(0.02)
     with pytest.raises(nats.errors.Error, match=r"(?i)authorization violation"):
         await connect(stack, key["secret"])
+    assert admin.nc.is_connected
+
+
+async def test_a_revoked_key_keeps_none_of_many_connections(
+    stack: Stack, admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a server names at once."""
+    monkeypatch.setattr(kick, "PAGE", 2)
+    project = await new_project(admin)
+    key = await new_key(admin, project, "sandbox.list")
+    people = [await connect(stack, key["secret"]) for _ in range(5)]
+    await admin.change(project, "key", "delete", id=key["id"])
+    async with asyncio.timeout(ANSWER_S):
+        while not all(person.nc.is_closed for person in people):
+            await asyncio.sleep(0.02)
     assert admin.nc.is_connected
 
 

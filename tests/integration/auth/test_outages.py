@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -92,6 +93,45 @@ async def test_without_the_database_requests_wait_and_known_clients_get_in(
             await asyncio.sleep(0.2)
     await again.nc.close()
     await person.nc.close()
+
+
+async def test_an_outage_gives_back_no_key_that_was_revoked(
+    broken: tuple[Infra, Stack],
+) -> None:
+    """Not connected when it was revoked, so that its end was not read by any connect."""
+    infra, stack = broken
+    admin = await connect(stack, stack.secrets.admin_key)
+    key = await new_key(admin, ROOT, "sandbox.list")
+    person = await connect(stack, key["secret"])
+    await person.nc.close()
+    assert (await admin.change(ROOT, "key", "delete", id=key["id"]))["key"]["revoked"] is True
+    await infra.kill("postgres")
+    with pytest.raises((nats.errors.Error, OSError, TimeoutError)):
+        await connect(stack, key["secret"], patient=False)
+    await (await connect(stack, stack.secrets.admin_key)).nc.close()
+    await admin.nc.close()
+
+
+async def test_a_key_revoked_by_one_instance_is_forgotten_by_the_other(
+    broken: tuple[Infra, Stack],
+) -> None:
+    infra, stack = broken
+    other = App(stack.settings)
+    await other.start()
+    await ready(other)
+    admin = await connect(stack, stack.secrets.admin_key)
+    key = await new_key(admin, ROOT, "sandbox.list")
+    remembered = stack.app.callout._known
+    async with asyncio.timeout(BACK_S):
+        while remembered.get(key["principal"], time.time()) is None:
+            await (await connect(stack, key["secret"])).nc.close()
+    await stack.app.requests.close()  # the other one makes the change
+    assert (await admin.change(ROOT, "key", "delete", id=key["id"]))["key"]["revoked"] is True
+    await other.close()
+    await infra.kill("postgres")
+    with pytest.raises((nats.errors.Error, OSError, TimeoutError)):
+        await connect(stack, key["secret"], patient=False)
+    await admin.nc.close()
 
 
 async def test_after_the_bus_was_away_clients_get_in_again(broken: tuple[Infra, Stack]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
@@ -91,6 +92,33 @@ async def test_a_result_completes_its_intent_in_any_order(log: Trajectories) -> 
     found = await page(log)
     assert [r.ended_at for r in found.records] == [2.5, 4.0, 5.5]
     assert [msgspec.json.decode(r.reply)["exit_code"] for r in found.records] == [1, 2, 3]
+
+
+async def test_a_record_that_cannot_be_kept_takes_no_other_with_it(log: Trajectories) -> None:
+    good = replace(record(1), request=msgspec.Raw(b'{"shell":"a\\u0000"}'))
+    bad = [replace(record(2), lane="a\0b"), replace(record(3), step=2**63)]
+    await told(log, [good, *bad, record(4)])
+    found = (await page(log)).records
+    assert [(r.seq, bytes(r.request)) for r in found] == [
+        (r.seq, bytes(r.request)) for r in (good, record(4))
+    ]
+
+
+async def test_two_instances_that_are_told_the_same_at_once_keep_it_once(
+    log: Trajectories, db: Database
+) -> None:
+    """Messages come again while another instance is at them, intents beside their results."""
+    other = Trajectories(db, keep_s=10 * HOUR_S, max_bytes=1 << 40)
+    for first in range(1, 400, 20):
+        numbers = range(first, first + 20)
+        await asyncio.gather(
+            told(log, [record(seq, ended=seq % 3 > 0) for seq in numbers]),
+            told(other, [record(seq) for seq in numbers]),
+            told(log, [record(seq, ended=False) for seq in numbers]),
+        )
+    found = (await page(log, limit=500)).records
+    assert [r.seq for r in found] == list(range(1, 400 + 1))
+    assert all(r.ended_at == 1.5 * r.seq + 1 for r in found)
 
 
 async def test_nobody_speaks_for_another_node_or_reads_another_project(log: Trajectories) -> None:

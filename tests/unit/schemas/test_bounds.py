@@ -34,3 +34,19 @@ def test_traces_fit_a_database(fields: dict[str, Any]) -> None:
     decode(encode({"v": 1, "node": "n1", "layers": [given]}), LayerAccesses)
     with pytest.raises(BadMessage):
         decode(encode({"v": 1, "node": "n1", "layers": [given | fields]}), LayerAccesses)
+
+
+@pytest.mark.parametrize(
+    ("type_", "body", "field"),
+    [
+        (ExecRequest, encode({"op_id": OP, "env": {"PORT": 1}}), "env.PORT"),
+        (ExecRequest | None, encode({"op_id": OP, "env": {"PORT": 1}}), "env"),
+        (dict[str, ExecRequest], encode({"q": {"op_id": OP, "env": 1}}), "env"),
+    ],
+)
+def test_what_does_not_fit_is_named_also_within_other_types(
+    type_: Any, body: bytes, field: str
+) -> None:
+    with pytest.raises(BadMessage) as caught:
+        decode(body, type_)
+    assert caught.value.field == field
