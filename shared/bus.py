@@ -28,7 +28,7 @@ from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
 
 from schemas.base import BadMessage, ErrorReply, decode, encode
-from shared import telemetry
+from shared import quick, telemetry
 from shared.errors import DsecError, Internal, InvalidRequest, Unavailable
 from shared.settings import Common
 from shared.stored import Outgoing as Outgoing
@@ -149,8 +149,14 @@ class Bus:
             raise Unavailable("bus: the server has closed the connection for good")
 
     async def close(self) -> None:
-        """Ends subscriptions and the connection."""
-        await self.broker.stop()
+        """Ends subscriptions and the connection; nothing is to be done about one that is gone
+        already."""
+        try:
+            await self.broker.stop()
+        except _GONE as exc:
+            log.warning("bus: ended without the server: %s", exc)
+            with contextlib.suppress(*_GONE):  # which begins with a last write
+                await self.client.close()
 
     async def check(self) -> None:
         """A health check: raises ``Unavailable`` while there is no server."""
@@ -253,10 +259,20 @@ class Bus:
             )
 
 
+_GONE = (NatsError, OSError, RuntimeError)
+"""What nats-py raises of a connection that is not there; the last is uvloop's."""
+
+
 class _Broker(NatsBroker):
     """FastStream's error callback raises on a refused log-in, also inside nats-py's
     reconnecting, which then ends without a sign. But a refusal may pass: a server that
     has restarted refuses nodes and clients until auth is back."""
+
+    async def _connect(self) -> Client:
+        client = quick.Patient()
+        await client.connect(**self._connection_kwargs)
+        self.config.connect(client)
+        return client
 
     def _log_connection_broken(self, error_cb: Any = None) -> Any:
         return error_cb

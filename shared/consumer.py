@@ -27,6 +27,7 @@ from schemas.base import HEADER_REPLY, HEADER_TRACE, BadMessage
 from schemas.streams import Durable
 from shared.bus import Bus
 from shared.errors import Unavailable
+from shared.process import unless_stopped
 from shared.pulling import WAIT_S, Pull
 from shared.stored import dead_letter
 
@@ -85,7 +86,8 @@ class BatchConsumer:
         self._name = durable.name.format(node=node)
         self._handler = handler
         self._task: asyncio.Task[None] | None = None
-        self._closing = False
+        self._pull: Pull | None = None
+        self._closing = asyncio.Event()
         self.handled = 0
         self.last_fetch_at = 0.0
 
@@ -99,8 +101,10 @@ class BatchConsumer:
         self._task = asyncio.create_task(self._run(), name=f"consume {self._name}")
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Finishes the batch at hand, then ends."""
-        self._closing = True
+        """Finishes the batch at hand, and what has come already, then ends."""
+        self._closing.set()
+        if self._pull is not None:
+            self._pull.stop()
         if self._task is None:
             return
         try:
@@ -117,7 +121,7 @@ class BatchConsumer:
             raise Unavailable(f"consumer {self._name} is silent")
 
     async def _run(self) -> None:
-        while not self._closing and not self._bus.closed.is_set():
+        while not self._closing.is_set() and not self._bus.closed.is_set():
             try:
                 await self._consume()
             except asyncio.CancelledError:
@@ -129,33 +133,44 @@ class BatchConsumer:
             if (task := asyncio.current_task()) and task.cancelling():
                 # nats-py turns a cancel on a closed connection into an error of its own
                 raise asyncio.CancelledError
-            if not self._closing:
-                await asyncio.sleep(REBUILD_S)
+            await self._rest(REBUILD_S)
 
     async def _consume(self) -> None:
-        stream = self._durable.stream
-        pull = Pull(self._bus.client, stream=stream, durable=self._name)
+        client, stream = self._bus.client, self._durable.stream
+        pull = self._pull = Pull(client, stream=stream, durable=self._name)
         silent = 0
         try:
             # nothing else says whether the durable is there
-            await self._bus.js.consumer_info(stream, self._name)
+            await self._look()
             await pull.open()
             self.last_fetch_at = time.monotonic()
-            while not self._closing:
+            while not self._closing.is_set():
                 messages = await pull.next(self._durable.batch)
                 silent = 0 if messages else silent + 1
                 if silent and silent % 10 == 0:  # is it quiet, or is the durable gone?
-                    await self._bus.js.consumer_info(stream, self._name)
+                    await self._look()
                 self.last_fetch_at = time.monotonic()
                 if messages:
                     if self._durable.linger_s and len(messages) < self._durable.batch:
-                        await asyncio.sleep(self._durable.linger_s)
+                        await self._rest(self._durable.linger_s)
                     await self._process([Received(m) for m in messages])
+            if left := await pull.close():
+                await self._process([Received(m) for m in left])
         except NotFoundError:
             log.warning("durable %s does not exist (yet)", self._name)
         finally:
-            with contextlib.suppress(NatsError):
+            with contextlib.suppress(NatsError, TimeoutError):
                 await pull.close()
+
+    async def _look(self) -> None:
+        """Raises ``NotFoundError`` where there is no such durable."""
+        look = self._bus.js.consumer_info(self._durable.stream, self._name)
+        await unless_stopped(self._closing, look)
+
+    async def _rest(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
 
     async def _process(self, batch: list[Received]) -> None:
         try:

@@ -143,6 +143,12 @@ async def fetch(
     return rows
 
 
+async def execute(connection: AsyncConnection, command: str) -> None:
+    """A command without parameters or rows, past SQLAlchemy's machinery: its savepoints cost
+    the client a millisecond."""
+    await (await _driver(connection)).execute(command)
+
+
 async def copy(
     connection: AsyncConnection, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> None:

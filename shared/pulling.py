@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections import deque
 from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.errors import ConnectionClosedError
 
 from shared.errors import Unavailable
 
@@ -45,40 +47,91 @@ class Pull:
         self._inbox = client.new_inbox()
         self._numbers = itertools.count()
         self._answers: Subscription | None = None
+        self._came: deque[Msg] = deque()
+        self._wake = asyncio.Event()
+        self._stopping = self._closed = False
+        self._asked: str | None = None  # the address of a request that is not over
 
     async def open(self) -> None:
         self._answers = await self._client.subscribe(
-            f"{self._inbox}.*", pending_bytes_limit=PENDING_BYTES
+            f"{self._inbox}.*", cb=self._take, pending_bytes_limit=PENDING_BYTES
         )
 
-    async def close(self) -> None:
-        if self._answers is not None:
-            await self._answers.unsubscribe()
+    async def _take(self, message: Msg) -> None:
+        if not self._closed:
+            self._came.append(message)
+            self._wake.set()
+        elif _status(message) is None:
+            await message.nak()
+        elif message.subject == self._asked:
+            await self._forget()
+
+    def stop(self) -> None:
+        """Has :meth:`next` wait for nothing more that may not come."""
+        self._stopping = True
+        self._wake.set()
+
+    async def close(self) -> list[Msg]:
+        """Ends; returns what came and nobody took. A request that waits cannot be taken back:
+        what the server has for it goes to others, until it is over or the connection is."""
+        self._closed = True
+        left = [message for message in self._came if _status(message) is None]
+        self._came.clear()
+        if self._asked is None or not self._client.is_connected:
+            await self._forget()
+        return left
+
+    async def _forget(self) -> None:
+        answers, self._answers = self._answers, None
+        if answers is not None:
+            await answers.unsubscribe()
 
     async def next(self, batch: int) -> list[Msg]:
         """Up to ``batch`` messages that are there, or the first one that comes within
-        ``WAIT_S``, else none. Raises ``Unavailable`` where there is no JetStream, errors of
-        nats-py."""
+        ``WAIT_S`` unless it is to stop, else none. Raises ``Unavailable`` where there is no
+        JetStream, errors of nats-py."""
         there = await self._ask(batch, {"no_wait": True}, ANSWER_S)
-        return there or await self._ask(1, {"expires": int(WAIT_S * 1e9)}, WAIT_S + ANSWER_S)
+        if there or self._stopping:
+            return there
+        how = {"expires": int(WAIT_S * 1e9)}
+        return await self._ask(1, how, WAIT_S + ANSWER_S, stops=True)
 
-    async def _ask(self, batch: int, how: dict[str, Any], timeout_s: float) -> list[Msg]:
-        assert self._answers is not None
+    async def _ask(
+        self, batch: int, how: dict[str, Any], timeout_s: float, *, stops: bool = False
+    ) -> list[Msg]:
         address = f"{self._inbox}.{next(self._numbers)}"
         request = json.dumps({"batch": batch} | how).encode()
+        self._asked = address
         await self._client.publish(self._subject, request, reply=address)
         found: list[Msg] = []
         while len(found) < batch:
-            try:
-                message = await self._answers.next_msg(timeout_s)
-            except TimeoutError:  # the connection was made anew meanwhile
-                break
-            status = (message.headers or {}).get("Status")
+            if not self._came:
+                if self._stopping and (stops or not self._client.is_connected):
+                    return found
+                try:
+                    await self._more(timeout_s)
+                except TimeoutError:  # the connection was made anew meanwhile
+                    return found
+                continue
+            message = self._came.popleft()
+            status = _status(message)
             if status is None:  # of a request that was given up, too
                 found.append(message)
             elif message.subject == address and await _over(status, message):
                 break
+        self._asked = None
         return found
+
+    async def _more(self, timeout_s: float) -> None:
+        if self._client.is_closed:
+            raise ConnectionClosedError
+        self._wake.clear()
+        async with asyncio.timeout(timeout_s):
+            await self._wake.wait()
+
+
+def _status(message: Msg) -> str | None:
+    return (message.headers or {}).get("Status")
 
 
 async def _over(status: str, message: Msg) -> bool:

@@ -26,6 +26,7 @@ from services.edge.drivers.offers import offered
 from services.edge.drivers.policing import Enforcing
 from services.edge.handlers import Commands
 from services.edge.heartbeat import Presence
+from services.edge.journal import trail
 from services.edge.journal.execs import Execs
 from services.edge.journal.journal import Journal
 from services.edge.journal.outputs import Outputs, Room
@@ -122,6 +123,8 @@ class Edge:
         health.add("join", self.presence.check)
         for name in COUNTED:
             health.count(f"operations_{name}", partial(self.door.counts.__getitem__, name))
+        for name in trail.COUNTED:
+            health.count(f"records_{name}", partial(self.trail.counts.__getitem__, name))
         return health
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -5,7 +5,6 @@ Owns: which :class:`Bus` is the present one. Does not own: making it (app).
 
 from __future__ import annotations
 
-from shared import quick
 from shared.bus import HEADER_BYTES, Bus
 from shared.errors import Unavailable
 
@@ -23,14 +22,14 @@ class Link:
             raise Unavailable("bus: not connected")
         return self._bus
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a server now."""
+        return self._bus is not None and self._bus.client.is_connected
+
     def payload_limit(self) -> int:
         """Bytes of the largest message beside its headers."""
         return (1 << 20) if self._bus is None else int(self._bus.client.max_payload) - HEADER_BYTES
-
-    def flush(self) -> None:
-        """Writes small messages now that would be written at the end of the loop's turn."""
-        if self._bus is not None:
-            quick.flush(self._bus.client)
 
     def set(self, bus: Bus | None) -> None:
         """There is a new one, or none."""

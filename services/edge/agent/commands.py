@@ -68,7 +68,7 @@ def exec_payload(spec: ExecSpec, defaults: Defaults) -> bytes:
     parts += [wire.field(Tag.ARGV, a) for a in spec.argv or ()]
     for name, value in {**defaults.env, **spec.env}.items():
         if not name or "=" in name:
-            raise InvalidRequest("a variable's name is empty or holds '='", field="env")
+            raise InvalidRequest("a variable's name is empty or holds '='", field=f"env.{name}")
         parts.append(wire.field(Tag.ENV, f"{name}={value}"))
     payload = b"".join(parts)
     if len(payload) > SPEC_BYTES_MAX:

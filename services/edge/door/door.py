@@ -20,21 +20,23 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, cast
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from schemas.audit import Access
 from schemas.base import HEADER_FRAME, HEADER_OP, HEADER_TRACE, BadMessage, decode, encode
-from schemas.exec import HEADER_HAVE, HEADER_OFFSET, HEADER_SOURCE, KEEPALIVE_S, ExecReply
+from schemas.exec import HEADER_AGAIN, HEADER_HAVE, HEADER_OFFSET, HEADER_SOURCE, ExecReply
 from services.edge.door import calls, logverbs, outcomes
 from services.edge.door.calls import Call
 from services.edge.door.finished import Finished
 from services.edge.door.operation import Operation
 from services.edge.door.outcomes import death, did_not_begin, recorded, repeated
+from services.edge.door.pacing import Pacing
 from services.edge.door.ports import Room
+from services.edge.door.signs import signs_of_life
 from services.edge.door.verbs import VERBS, Verb
 from services.edge.drivers.base import Resumable
 from services.edge.drivers.offers import offered
@@ -62,9 +64,7 @@ from shared.wire import bad_message, to_wire
 
 log = logging.getLogger(__name__)
 
-SILENT_S = KEEPALIVE_S * 0.6
-TICK_S = 1.0
-RETRY_AFTER_S = 0.5
+LEAVE_S = 2.0  # for what runs to say so, where the edge ends
 SIGKILL = 9
 
 Key = tuple[str, str]
@@ -91,6 +91,7 @@ class Door:
         self._room = Room(connections_per_sandbox)
         self._running: dict[Key, Operation] = {}
         self._finished = Finished(clock)
+        self._pacing = Pacing()
         self._sends = self._send  # one object for all operations
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
@@ -102,7 +103,8 @@ class Door:
         """Listens on a (new) connection."""
         await quick.subscribe(bus.client, f"dsec.exec.v1.*.{self._node}.>", self._message)
         if self._ticker is None:
-            self._ticker = asyncio.create_task(self._tick(), name="door")
+            work = signs_of_life(self._running, self._finished, self._link, self._clock)
+            self._ticker = asyncio.create_task(work, name="door")
 
     async def close(self) -> None:
         """Ends what runs, with an answer. Commands that can be resumed go on: their
@@ -112,11 +114,11 @@ class Door:
             self._ticker.cancel()
         self._supervisor.let_go()
         unknown = outcomes.unknown("the edge ended while this operation ran")
-        again = Unavailable("the edge is ending", retry_after_s=RETRY_AFTER_S)
+        again = outcomes.ending()
         for op in list(self._running.values()):
             op.leave() if op.stays else op.abort(again if op.repeats else unknown)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=RETRY_AFTER_S * 4)
+            await asyncio.wait(self._tasks, timeout=LEAVE_S)
 
     def logging(self, uid: str) -> list[asyncio.Task[None]]:
         """The operations of a sandbox that run and get a record."""
@@ -126,6 +128,7 @@ class Door:
     # -- a message comes in -----------------------------------------------------------
 
     def _message(self, msg: Msg) -> None:
+        self._pacing.came(len(self._running))
         call = calls.parse(msg.subject)
         if call is None or call.node != self._node:
             log.debug("not a call: %s", msg.subject)
@@ -165,7 +168,7 @@ class Door:
 
     def _admit(self, call: Call, verb: Verb, request: Any, msg: Msg) -> None:
         if self._closing:
-            raise Unavailable("the edge is ending", retry_after_s=RETRY_AFTER_S)
+            raise outcomes.ending()
         sandbox = self._supervisor.find(call.project, call.uid)
         if sandbox is None:  # the same text whether it is another's or nobody's
             raise NotFound(f"no sandbox {call.uid} on {self._node}", field="uid")
@@ -188,9 +191,9 @@ class Door:
             raise refusal
         busy = sandbox.activity.count - self._room.held(call.uid)
         if busy >= self._ops_per_sandbox:
-            raise _full(f"{busy} operations run in this sandbox")
+            raise outcomes.full(f"{busy} operations run in this sandbox")
         if len(self._running) >= self._ops_per_node:
-            raise _full(f"{len(self._running)} operations run on this node")
+            raise outcomes.full(f"{len(self._running)} operations run on this node")
         op = verb.operation(
             call, request.op_id, hash_=hash_, reply_to=msg.reply, send=self._sends,
             clock=self._clock,
@@ -199,6 +202,7 @@ class Door:
         op.runs_by(sandbox.clock)
         op.stays = verb.resume is not None and offered(sandbox.driver, Resumable) is not None
         op.repeats = verb.repeats and not verb.once(request)
+        op.repeated = HEADER_AGAIN in headers
         if have := headers.get(HEADER_HAVE):
             op.source = headers.get(HEADER_SOURCE)
             op.asked_again(calls.have(have))
@@ -259,8 +263,9 @@ class Door:
         if op.hash:
             try:
                 row = await self._execs.begin(
-                    uid, op_id, lambda: trail.claim(op, sandbox, request, self._clock.now())
-                )
+                    uid, op_id, lambda: trail.claim(op, sandbox, request, self._clock.now()),
+                    again=op.again or op.repeated,
+                )  # fmt: skip
             except asyncio.CancelledError:
                 op.claimed = op.logged.seq > 0  # the journal will keep it: with its end
                 raise
@@ -290,7 +295,7 @@ class Door:
         if op.aborted is not None:
             return op.aborted, None
         if op.left:
-            return Unavailable("the edge is ending", retry_after_s=RETRY_AFTER_S), None
+            return outcomes.ending(), None
         if verb.reply is not ExecReply:
             return Conflict("cancelled by the client", cause="cancelled"), None
         return None, ExecReply(
@@ -319,15 +324,14 @@ class Door:
         await self._trail.seal(op)
         outcomes.count(self.counts, op, error)
         now = self._clock.now()  # before its client knows, who may begin the next one
-        await op.finish(final)
+        await op.finish(final)  # the answer leaves before it is written down
         self._running.pop(key, None)
         op.orders.end()
         op.task = None
         self._room.leave(op.call)
         if op.begun and not did_not_begin(error):
             self._finished.put(key, op)
-        if not self._running:  # the answer leaves before it is written down
-            self._link.flush()
+        self._pacing.came(len(self._running))
         changes, done = self._outcome(op, error, reply, final, now)
         self._record(op.call, body, error, changes, done)
 
@@ -370,31 +374,24 @@ class Door:
     # -- means ------------------------------------------------------------------------
 
     async def _send(self, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
-        """A frame to a client. One that is lost with the connection is sent again when
-        the client attaches again."""
+        """A frame to a client, at once where no other operation has one to be written with
+        it. One that is lost with the connection is sent again when the client attaches again."""
+        alone = len(self._running) < 2
         try:
-            await quick.send(self._link.bus.client, subject, data, headers)
+            await quick.send(self._link.bus.client, subject, data, headers, at_once=alone)
         except (Unavailable, NatsError) as exc:
             log.debug("a frame is lost: %r", exc)
 
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._watched(work))
         self._tasks.add(task)
-        task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("the door: %r", task.exception(), exc_info=task.exception())
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            for op in list(self._running.values()):
-                await op.keep_alive(SILENT_S)
-            self._finished.expire()
-
-
-def _full(text: str) -> Unavailable:
-    return Unavailable(f"the door is full: {text}", retry_after_s=RETRY_AFTER_S)
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        """Where a task's end calls back, the loop has one more turn for it, once a command."""
+        try:
+            await work
+        except Exception:
+            log.exception("the door")
+        finally:
+            self._tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))

@@ -67,7 +67,8 @@ class Operation:
     left = False  # and does
     takes_input = False
     repeats = False  # to do it once more does no harm
-    again = False  # for a client that got no end of it elsewhere
+    repeated = False  # its client asked for it before
+    again = False  # and got something of it, but no end
     source: str | None = None  # what the output is read from, in which state
     have = (0, 0)  # bytes of both streams that the client says it has
     final: bytes | None = None
@@ -242,18 +243,19 @@ class Operation:
             final = encode(ExecReply(op_id=self.op_id, error=error))
             await self.publish(old, final, {HEADER_FRAME: "x"})
 
-    async def keep_alive(self, silent_s: float) -> None:
+    async def keep_alive(self, silent_s: float, *, deaf: bool = False) -> None:
         """A sign of life, where nothing was sent for ``silent_s``. A client at a terminal
-        gives one back, or has hung up."""
-        if self._hole or self.final is not None:
+        gives one back, or has hung up. ``deaf``: nobody could be heard of late."""
+        if self.final is not None:
             return
         now = self._clock.monotonic()
+        self._heard_at = now if deaf else self._heard_at
         unheard_s = now - self._heard_at if self.terminal else 0.0
         if self._run is not None and self._run.runs != self._told_runs:
             silent_s = 0.0  # news: the client's clocks stop and go with the sandbox
         if unheard_s >= HANGUP_S:
             self.cancel()
-        elif now - self._sent_at >= silent_s or unheard_s >= silent_s:
+        elif not self._hole and (now - self._sent_at >= silent_s or unheard_s >= silent_s):
             await self._send("k", self._standing())
 
     def runs_by(self, clock: RunClock) -> None:

@@ -19,6 +19,7 @@ from services.edge.sandbox.actor import Sandbox
 from shared import lifecycle
 from shared.errors import CapacityExhausted, DsecError, Internal, SandboxDied, Unavailable
 
+RETRY_AFTER_S = 0.5
 COUNTED = ("ended", "repeated", "failed_infra", "unknown")
 """Of the operations at a door: which the client asked again, the infrastructure failed,
 and nobody knows the outcome of."""
@@ -31,6 +32,16 @@ def death(error: SandboxDied, sandbox: Sandbox) -> DsecError:
     if error.cause is not None:
         error.is_infra = lifecycle.is_infra(error.cause)
     return error
+
+
+def ending() -> Unavailable:
+    """The edge ends: whoever asks again finds the next one."""
+    return Unavailable("the edge is ending", retry_after_s=RETRY_AFTER_S)
+
+
+def full(text: str) -> Unavailable:
+    """The error of an operation that finds no room at the door."""
+    return Unavailable(f"the door is full: {text}", retry_after_s=RETRY_AFTER_S)
 
 
 def unknown(text: str) -> Internal:

@@ -36,8 +36,8 @@ class Connection(Operation):
     def asked_again(self, have: tuple[int, int]) -> None:
         """A client that knows the connection asks for it, and it is not here."""
         raise Conflict(
-            "the connection broke off when the node's service restarted",
-            field="port", details={"errno": "ECONNRESET"},
+            "the connection broke off when the node's service restarted: make a new one",
+            field="port", is_infra=True, details={"errno": "ECONNRESET"},
         )  # fmt: skip
 
     async def connected(self) -> None:

@@ -102,6 +102,9 @@ def check_exec(request: ExecRequest) -> None:
         raise InvalidRequest("either input frames or stdin_data", field="stdin_data")
     if any("\0" in arg for arg in request.argv or ()) or "\0" in (request.shell or ""):
         raise InvalidRequest("a zero byte in the command", field="argv")
+    for name, value in request.env.items():
+        if "\0" in value:
+            raise InvalidRequest("a value of the environment holds no NUL", field=f"env.{name}")
 
 
 async def run_exec(sandbox: Sandbox, request: ExecRequest, op: Operation) -> ExecReply:

@@ -48,12 +48,13 @@ from shared.errors import (
     Unsupported,
 )
 
-HEAD_BYTES, LIST_BYTES = 4 * 1024 * 1024, 64 * 1024
-"""Of metadata and chunk digests, before their sizes are known: most layers have no more, and
-their metadata then comes in one trip, before data competes with it."""
 PIECE_BYTES = 1024 * 1024
 PIECES = 8
 """Of metadata, fetched side by side; all are in memory at once."""
+HEADS, LIST_BYTES = 4, 64 * 1024
+"""Pieces of metadata, and bytes of chunk digests, asked for before their sizes are known: most
+layers have no more, and their metadata then comes in one trip, before data competes with it.
+A piece that lies behind the end costs the store an answer."""
 NODE_DIGITS = 14
 """Hex digits of a digest in a file's number: 56 bits."""
 _SUPER, _SLOT_BYTES, _SLOTS_AT = 1024, 128, 0x58
@@ -105,8 +106,12 @@ Head = asyncio.Task[Content]
 class _Heads:
     """What is asked for beside the manifest, which alone says how much there is."""
 
-    meta: Head
+    meta: Sequence[Head]
     listed: Head
+
+    def cancel(self) -> None:
+        for head in (*self.meta, self.listed):
+            head.cancel()
 
 
 class Catalog:
@@ -165,14 +170,16 @@ class Catalog:
 
     async def _fetch(self, digest: str) -> Known:
         heads = _Heads(
-            _begun(self._reader.fetch(digest, META_NAME, 0, HEAD_BYTES)),
+            [
+                _begun(self._reader.fetch(digest, META_NAME, at * PIECE_BYTES, PIECE_BYTES))
+                for at in range(HEADS)
+            ],
             _begun(self._reader.fetch(digest, CHUNKS_NAME, 0, LIST_BYTES)),
         )
         try:
             return await self._described_by(await self._reader.fetch_manifest(digest), heads)
         finally:
-            heads.meta.cancel()
-            heads.listed.cancel()
+            heads.cancel()
 
     async def _described_by(self, manifest: LayerManifest, heads: _Heads) -> Known:
         digest = manifest.digest
@@ -215,17 +222,21 @@ class Catalog:
         work.rename(folder)
         _digests.cache_clear()  # it may be there anew because its list was damaged
 
-    async def _meta(self, manifest: LayerManifest, path: Path, head: Head | None) -> bytes:
-        """Fetches the metadata image; returns the digest it has of the chunk digests."""
+    async def _meta(self, manifest: LayerManifest, path: Path, heads: Sequence[Head]) -> bytes:
+        """Fetches the metadata image; returns the digest it has of the chunk digests. A piece
+        is digested and written while the next ones come."""
         self._cache.make_room(manifest.meta_bytes)
         for attempt in (1, 2):
             hasher = hashlib.sha256()
             path.unlink(missing_ok=True)
             start = 0
-            if head is not None:
-                there = await _of(head, min(HEAD_BYTES, manifest.meta_bytes))
+            for head in heads:
+                there = await _of(head, min(PIECE_BYTES, manifest.meta_bytes - start))
+                if not there:
+                    break
                 await asyncio.to_thread(_append, path, [there], hasher)
-                start, head = len(there), None
+                start += len(there)
+            heads = ()
             starts = range(start, manifest.meta_bytes, PIECE_BYTES)
             for at in range(0, len(starts), PIECES):
                 await self._pieces(manifest, starts[at : at + PIECES], path, hasher)

@@ -145,7 +145,7 @@ def ask(folder: Path, question: Question, *, timeout_s: float) -> tuple[Answer, 
         connection.sendall(msgspec.json.encode(question) + b"\n")
         data, fds = b"", []
         while not data.endswith(b"\n"):
-            piece, came, _, _ = socket.recv_fds(connection, 65536, 4)
+            piece, came, _, _ = socket.recv_fds(connection, 65536, 4, socket.MSG_CMSG_CLOEXEC)
             fds += came
             if not piece or len(data) > MESSAGE_BYTES_MAX:
                 for fd in fds:

@@ -118,16 +118,17 @@ class Upper:
 
 
 def compose(
-    mounts: LayerMounts, layers: Sequence[Layer], upper: Upper, *, above: Sequence[Path] = ()
-) -> int:
-    """A detached, writable overlay of ``layers`` and the folders ``above`` them (each
-    bottom to top) with ``upper`` on top. What is written there means the same elsewhere:
+    mounts: LayerMounts, layers: Sequence[Layer], upper: Upper, *,
+    above: Sequence[Path] = (), below: Sequence[Path] = (),
+) -> int:  # fmt: skip
+    """A detached, writable overlay of ``layers`` and the folders ``above`` and ``below`` them
+    (each bottom to top) with ``upper`` on top. What is written there means the same elsewhere:
     nothing of it refers to another layer.
 
     The overlay keeps its own references to the layers, so they are given back at
     once. Raises ``InvalidRequest`` (``layers``) for none or too many and
     ``Unavailable`` when the kernel refuses or the result cannot be written."""
-    if not 0 < len(layers) <= LAYERS_MAX - len(above):
+    if not 0 < len(layers) <= LAYERS_MAX - len(above) - len(below):
         raise InvalidRequest(f"1 to {LAYERS_MAX} layers are possible", field="layers")
     held: list[Layer] = []
     try:
@@ -137,6 +138,8 @@ def compose(
             for layer in reversed(layers):
                 fs.set_fd("lowerdir+", mounts.acquire(layer))
                 held.append(layer)
+            for folder in reversed(below):
+                fs.set("lowerdir+", str(folder))
             fs.set("upperdir", str(upper.upper))
             fs.set("workdir", str(upper.work))
             fs.set("redirect_dir", "nofollow")
@@ -156,13 +159,17 @@ def compose(
 
 def lower_count(pid: int) -> int:
     """How many lower layers the root mount of process ``pid`` really has."""
-    for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="replace").splitlines():
-        parts = line.split()
-        if parts[4] == "/" and " - overlay " in line:
-            options = line.rsplit(" ", 1)[1]
-            plus = len(re.findall(r"(?:^|,)lowerdir\+=", options))
-            if plus:
-                return plus
-            plain = re.search(r"(?:^|,)lowerdir=([^,]*)", options)
-            return len(re.split(r"(?<!\\):", plain.group(1))) if plain else 0
+    with Path(f"/proc/{pid}/mountinfo").open(errors="replace") as mounts:
+        for line in mounts:  # the kernel writes as far as is read, and a root is the oldest
+            parts = line.split()
+            if parts[4] == "/" and " - overlay " in line:
+                return _lower_count(line.rsplit(" ", 1)[1])
     return 0
+
+
+def _lower_count(options: str) -> int:
+    plus = len(re.findall(r"(?:^|,)lowerdir\+=", options))
+    if plus:
+        return plus
+    plain = re.search(r"(?:^|,)lowerdir=([^,]*)", options)
+    return len(re.split(r"(?<!\\):", plain.group(1))) if plain else 0

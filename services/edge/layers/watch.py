@@ -41,6 +41,8 @@ class Watch:
                 await self._trace(await asyncio.to_thread(self._service.traces, self._traced))
             except DsecError as error:
                 log.debug("what happened to layers is told later: %s", error.message)
+            except Exception:
+                log.exception("what happened to layers")
 
     async def _trace(self, traces: list[Trace]) -> None:
         if not traces:

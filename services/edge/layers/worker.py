@@ -36,6 +36,8 @@ virtual machine pages that nobody had before cost far more than those that someb
 starts a program should not pay for them."""
 NOBODY = "0" * 64
 """The digest of no layer."""
+PLACES = 8
+"""Layers of one image whose metadata is fetched at a time, each in a few MiB of memory."""
 HANDED_OVER_S = 0.05
 """For the answer that hands over to leave."""
 
@@ -132,10 +134,27 @@ class Worker:
             answer.stats = {one: self.chunks.fetched_of[one] for one in question.digests}
         else:
             try:
-                answer.places = [await self._place(digest) for digest in question.digests]
+                answer.places = await self._placed(question.digests)
             except DsecError as error:
                 answer.error = (error.code, error.message)
         return answer, []
+
+    async def _placed(self, digests: Sequence[str]) -> list[Place]:
+        """Layers, some at a time: each costs trips to the store. The first of them that cannot
+        be had is told."""
+        slots = asyncio.Semaphore(PLACES)
+
+        async def one(digest: str) -> Place:
+            async with slots:
+                return await self._place(digest)
+
+        tasks = [asyncio.create_task(one(digest)) for digest in digests]
+        try:
+            return [await task for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _place(self, digest: str) -> Place:
         known = await self.catalog.prepare(digest)

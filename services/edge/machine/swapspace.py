@@ -7,17 +7,22 @@ Blocking; called in threads.
 
 Swap serves the whole machine: under pressure the kernel may put anybody's memory into
 it. So it is made only where the node's settings say so. What was made is noted in a file
-beside the state, before it is in use: an edge that was killed finds it.
+beside the state, before it is in use: an edge that was killed finds it. Of a zram device only
+the kernel knows the number, and only once there is one, which bears no mark of whose it is: so
+a process of its own makes and notes it, which the edge's death does not end, and for which the
+next edge waits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,6 +39,16 @@ FILE = "swap"
 CONTROL = Path("/sys/class/zram-control")
 DEVICE_S = 5.0
 MKSWAP_S = 30.0
+PATH = {"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}
+ADD_ZRAM = """
+trap '' HUP INT TERM
+number=$(cat "$1/hot_add") || exit
+{ printf '{"mode": "zram", "path": "/dev/zram%d"}' "$number" >"$2.part" && mv "$2.part" "$2"; } || {
+    echo "$number" >"$1/hot_remove"
+    exit 1
+}
+"""
+"""For ``sh``, with the control's folder and the note's path."""
 PRIORITY = {"zram": 100, "file": 10}
 COMPRESSOR = "lz4"
 """Of zram: half the time of the kernel's usual one, for some more memory."""
@@ -81,9 +96,19 @@ class SwapSpace:
     def open(self) -> Swap:
         """Makes it, or finds what an earlier process made. Never raises: where it cannot
         be made, the reason says why."""
+        try:
+            with self._alone():
+                return self._open()
+        except OSError as err:
+            self.state = Swap(False, f"no swap: {_said(err)}")
+            log.warning("%s", self.state.reason)
+            return self.state
+
+    def _open(self) -> Swap:
         made = self._noted()
         if made is not None and (made["mode"] != self._mode or not _active(made["path"])):
-            self._remove(made)
+            if not self._remove(made):
+                return self.look()  # noted for the next edge, not forgotten for another one
             made = None
         if self._mode != "host" and made is None:
             try:
@@ -117,6 +142,25 @@ class SwapSpace:
 
     # -- what was made ------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While nothing else makes swap here: what an edge that was killed has begun is
+        finished first. Raises ``OSError``."""
+        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            deadline = time.monotonic() + MKSWAP_S
+            while True:
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise OSError("an earlier edge still makes some") from None
+                    time.sleep(0.05)
+            yield
+        finally:
+            os.close(self._lock)
+
     def _noted(self) -> dict[str, str] | None:
         try:
             note = json.loads((self._folder / NOTE).read_text())
@@ -133,14 +177,20 @@ class SwapSpace:
         path = self._make_zram() if self._mode == "zram" else self._make_file()
         subprocess.run(
             ["mkswap", path], check=True, capture_output=True, timeout=MKSWAP_S,
-            env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"},
+            env=PATH,
         )  # fmt: skip
         kernel.swapon(path, PRIORITY[self._mode])
 
     def _make_zram(self) -> str:
-        number = int((CONTROL / "hot_add").read_text())
-        device = Path(f"/dev/zram{number}")
-        self._note(str(device))
+        subprocess.run(
+            ["sh", "-c", ADD_ZRAM, "sh", CONTROL, self._folder / NOTE], check=True,
+            capture_output=True, env=PATH, start_new_session=True, pass_fds=[self._lock],
+            timeout=MKSWAP_S,
+        )  # fmt: skip
+        made = self._noted()
+        if made is None:
+            raise OSError(f"{self._folder / NOTE} cannot be read")
+        device = Path(made["path"])
         with contextlib.suppress(OSError):  # a kernel without it: its own choice
             (_sysfs(str(device)) / "comp_algorithm").write_text(COMPRESSOR)
         (_sysfs(str(device)) / "disksize").write_text(str(self._size))

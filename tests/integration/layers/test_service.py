@@ -15,7 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.edge.layers.catalog import HEADS
 from services.edge.layers.profiles import NAME as PROFILE
+from shared.blobs.layout import META_NAME
 from shared.errors import Internal, NotFound
 from tests.integration.layers.conftest import WAIT_S, Node, alive, eventually, forget_pages
 
@@ -23,6 +25,8 @@ pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 DEADLINE_S = 1.5
+ONE_LAYER = HEADS + 2
+"""Questions about one layer at once: of its metadata, its digests and its manifest."""
 
 
 def files(count: int, size: int = MIB) -> dict[str, bytes]:
@@ -81,6 +85,39 @@ def test_what_programs_begin_with_comes_before_it_is_read(node: Node) -> None:
     assert node.service.stats()["ahead"] == 0
     assert MIB <= node.service.stats()["fetched_bytes"] <= MIB + 2 * 256 * 1024
     assert reads(root / "f05") == content["f05"]
+
+
+@pytest.mark.parametrize("count", [1_500, 5_000])
+def test_metadata_of_several_pieces_is_whole(node: Node, count: int) -> None:
+    """Within those that are asked for before its size is known, and beyond them."""
+    content = {f"f{number:04}": os.urandom(1_000) for number in range(count)}
+    digest = node.put("a", content)
+    assert len(node.s3.get(node.key(digest, META_NAME))) > (4 * MIB if count > 4_000 else MIB)
+    node.start()
+    root = node.mount(digest)
+    assert {name: reads(root / name) for name in sorted(os.listdir(root))} == content
+    assert node.service.faults(0) == []
+
+
+def test_layers_of_an_image_are_asked_for_side_by_side(node: Node) -> None:
+    """While the store answers nothing, there are more questions than one layer has."""
+    content = {name: files(2, 20_000) for name in ("a", "b", "c", "d")}
+    digests = [node.put(name, content[name]) for name in content]
+    node.start(layers_request_s=WAIT_S, layers_prepare_deadline_s=WAIT_S)
+    node.layer(digests[0])
+    node.proxy.mode = "hang"
+    node.proxy.drop()
+    before = node.proxy.connections
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(node.service.prepare, digests)
+        eventually(lambda: node.proxy.connections - before > 2 * ONE_LAYER)
+        node.proxy.mode = "open"
+        assert [layer.digest for layer in asked.result(WAIT_S)] == digests
+    for digest, wanted in zip(digests, content.values(), strict=True):
+        root = node.mount(digest)
+        assert {name: reads(root / name) for name in os.listdir(root)} == wanted
+    with pytest.raises(NotFound):
+        node.service.prepare([digests[0], "0" * 64])
 
 
 def test_wrong_words_about_what_is_read_first_do_no_harm(node: Node) -> None:
@@ -351,4 +388,4 @@ def test_a_layer_asked_for_by_many_at_once_is_fetched_once(node: Node) -> None:
     for thread in threads:
         thread.join(WAIT_S)
     assert len(results) == 10 and len(set(results)) == 1
-    assert node.proxy.connections - before <= 4  # with the worker's first
+    assert node.proxy.connections - before <= ONE_LAYER + 1  # with the worker's first

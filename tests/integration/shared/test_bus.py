@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -18,7 +19,13 @@ from shared.errors import Conflict, Internal, InvalidRequest, Unavailable, Unsup
 from shared.health import Health
 from shared.settings import Common
 from tests.integration.conftest import Stack
-from tests.integration.shared.streams import make_durable, messages, stored
+from tests.integration.shared.streams import (
+    BatchConsumer,
+    Recorder,
+    make_durable,
+    messages,
+    stored,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -226,6 +233,37 @@ async def test_many_small_messages_leave_no_pending_count_behind(stack: Stack) -
     assert subscription.pending_bytes == 0
     assert not [e for e in errors if isinstance(e, SlowConsumerError)]
     await client.close()
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_a_bus_that_is_gone_is_closed_in_one_line(
+    own_stack: Stack, caplog: pytest.LogCaptureFixture, for_good: bool
+) -> None:
+    """Whatever ended the service is what is told, not what closing stumbles over; a consumer
+    waits for no answer then."""
+    bus = Bus(own_stack.settings(), "test")
+    await bus.start()
+    durable = await make_durable(bus)
+    recorder = Recorder()
+    consumer = BatchConsumer(bus, durable, recorder)
+    consumer.start()
+    await bus.store(messages(durable, ["m"]))
+    await recorder.until(1)
+    await own_stack.do(own_stack.infra.kill("nats"))
+    async with asyncio.timeout(60):
+        while bus.client.is_connected:
+            await asyncio.sleep(0.01)
+    await bus.client.publish("t.late", b"written to a connection that is gone")
+    if for_good:
+        with contextlib.suppress(Exception):
+            await bus.client.close()
+        bus.closed.set()
+        with pytest.raises(Unavailable, match="for good"):
+            await bus.serve(asyncio.Event())
+    await consumer.close(timeout_s=600)
+    await bus.close()
+    assert "ended without the server" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_start_that_waits_for_the_bus_still_ends_when_told(own_stack: Stack) -> None:

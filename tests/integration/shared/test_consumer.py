@@ -232,6 +232,70 @@ async def test_a_close_finishes_the_batch_at_hand(bus: Bus) -> None:
     await settled(bus, durable)
 
 
+async def test_a_close_at_any_moment_loses_and_doubles_nothing(bus: Bus) -> None:
+    """Consumers end while messages come, waiting and at work: each message is handled once,
+    none comes only after ``ack_wait``, which is longer than this test may take."""
+    durable = await make_durable(bus, ack_wait_s=600, batch=4)
+    recorder = Recorder()
+    stored_all = asyncio.Event()
+
+    async def keep_coming() -> None:
+        for number in range(400):
+            await bus.store(messages(durable, [f"m{number}"]))
+            await asyncio.sleep(0.002 * (number % 3))
+        stored_all.set()
+
+    coming = asyncio.create_task(keep_coming())
+    number = 0
+    while not stored_all.is_set() or len(set(recorder.seen)) < 400:
+        assert not coming.done() or stored_all.is_set(), coming.exception()
+        consumer = BatchConsumer(bus, durable, recorder)
+        consumer.start()
+        await asyncio.sleep(0.003 * (number % 7))
+        await consumer.close()
+        number += 1
+    await coming
+    await settled(bus, durable)
+    assert set(recorder.attempts.values()) == {1}
+
+
+async def test_a_close_waits_for_nothing_that_may_not_come(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulling, "WAIT_S", 600.0)
+    durable = await make_durable(bus)
+    recorder = Recorder()
+    consumer = BatchConsumer(bus, durable, recorder)
+    consumer.start()
+    await bus.store(messages(durable, ["m"]))
+    await recorder.until(1)
+    async with asyncio.timeout(60):
+        while not (await bus.js.consumer_info(durable.stream, durable.name)).num_waiting:
+            await asyncio.sleep(0.01)
+        await consumer.close(timeout_s=600)
+
+
+async def test_what_comes_when_nobody_waits_any_more_goes_to_others_at_once(bus: Bus) -> None:
+    durable = await make_durable(bus, ack_wait_s=600)
+    pull = pulling.Pull(bus.client, stream=durable.stream, durable=durable.name)
+    await pull.open()
+    waiting = asyncio.create_task(pull.next(10))
+    async with asyncio.timeout(60):
+        while not (await bus.js.consumer_info(durable.stream, durable.name)).num_waiting:
+            await asyncio.sleep(0.01)
+    pull.stop()
+    assert await waiting == []
+    assert await pull.close() == await pull.close() == []
+    await bus.store(messages(durable, ["m"]))
+    other = pulling.Pull(bus.client, stream=durable.stream, durable=durable.name)
+    await other.open()
+    async with asyncio.timeout(60):
+        while not (found := await other.next(1)):
+            pass
+    assert (found[0].data, found[0].metadata.num_delivered) == (b"m", 2)
+    await other.close()
+
+
 async def test_a_durable_that_appears_late_is_consumed_without_a_restart(bus: Bus) -> None:
     durable = await make_durable(bus)
     await bus.js.delete_consumer(durable.stream, durable.name)

@@ -65,6 +65,15 @@ async def test_what_is_flushed_is_written_without_a_turn_of_the_loop(bus: Bus) -
     assert await heard.everything() == [b"now", b"later"]
 
 
+async def test_what_is_sent_at_once_takes_along_what_waits(bus: Bus) -> None:
+    subject, heard = f"test.{ids.new()}", Heard(2)
+    await quick.subscribe(bus.client, subject, heard.take)
+    assert quick.publish(bus.client, subject, b"first")
+    assert quick.publish(bus.client, subject, b"second", at_once=True)
+    assert not bus.client._pending
+    assert await heard.everything() == [b"first", b"second"]
+
+
 async def test_a_taker_is_called_as_the_connection_is_read(bus: Bus) -> None:
     """By no task where the message is plain, else by the client's own reader."""
     subject, heard, tasks = f"test.{ids.new()}", Heard(3), []

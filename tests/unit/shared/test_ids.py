@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,12 @@ def test_a_new_id_is_a_ulid_and_later_ones_sort_later() -> None:
     assert all(ids.is_ulid(i) for i in made)
     assert len(set(made)) == 1000
     assert [i[:10] for i in made] == sorted(i[:10] for i in made)
+
+
+def test_the_random_part_is_of_all_letters_alike() -> None:
+    drawn = Counter("".join(ids.new()[10:] for _ in range(4_000)))
+    assert len(drawn) == 32
+    assert max(drawn.values()) < 1.3 * min(drawn.values())  # of 2,000 each
 
 
 @given(nodes, ulids)

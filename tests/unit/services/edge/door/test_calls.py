@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.exec import ExecRequest
 from schemas.subjects import exec_, out
 from services.edge.door import calls
 from services.edge.door.calls import Call
+from services.edge.door.verbs import check_exec
+from shared import ids
+from shared.errors import InvalidRequest
 
 token = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=20)
 CALL = Call("team", "n1", "u1", "exec", "alice")
@@ -66,3 +70,10 @@ def test_a_fingerprint_covers_who_what_and_where() -> None:
         calls.fingerprint(Call("team", "n1", "u1", "exec", "bob"), b"body"),
     ]
     assert len({same, *others}) == 5
+
+
+def test_a_variable_with_nul_is_named() -> None:
+    request = ExecRequest(op_id=ids.new(), shell="true", env={"A": "x", "B": "a\0b"})
+    with pytest.raises(InvalidRequest) as caught:
+        check_exec(request)
+    assert caught.value.field == "env.B"

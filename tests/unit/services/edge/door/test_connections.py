@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from schemas.exec import CONNECT_WINDOW_BYTES, HANGUP_S
-from services.edge.door import operation
+from services.edge.door import operation, signs
 from services.edge.door.calls import Call
+from services.edge.door.finished import Finished
 from services.edge.door.ports import Connection, Room
+from services.edge.door.signs import signs_of_life
 from shared.clock import FakeClock
 from shared.errors import CapacityExhausted, Conflict
 from tests.unit.services.edge.frames import kind_of
@@ -64,6 +68,44 @@ async def test_a_silent_client_is_gone() -> None:
     assert wire.connection.cancelled
 
 
+async def test_a_client_that_lost_input_and_never_came_back_is_gone() -> None:
+    wire = Wire()
+    wire.connection.received("i", b"x", 5)  # what came before it is lost
+    wire.clock.advance(HANGUP_S + 1)
+    await wire.connection.keep_alive(3.0)
+    assert wire.connection.cancelled
+
+
+@pytest.mark.parametrize("why", ["no server", "this process stood still"])
+async def test_whoever_could_not_be_heard_has_not_hung_up(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire, turn = Wire(), asyncio.sleep
+    link: Any = SimpleNamespace(is_up=True)
+    leaps = [HANGUP_S + 1] if why == "this process stood still" else [1.0] * int(HANGUP_S + 5)
+    leaps += [1.0] * int(HANGUP_S - 5)
+
+    async def sleep(_seconds: float) -> None:
+        if not leaps:
+            raise asyncio.CancelledError
+        wire.clock.advance(leaps.pop(0))
+        link.is_up = why != "no server" or len(leaps) < HANGUP_S - 5
+        await turn(0)
+
+    monkeypatch.setattr(signs.asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await signs_of_life(
+            {("u1", "op"): wire.connection}, Finished(wire.clock), link, wire.clock
+        )
+    assert not wire.connection.cancelled
+    leaps += [1.0] * 10
+    with pytest.raises(asyncio.CancelledError):
+        await signs_of_life(
+            {("u1", "op"): wire.connection}, Finished(wire.clock), link, wire.clock
+        )
+    assert wire.connection.cancelled, "who is silent all the same has"
+
+
 def test_a_known_connection_does_not_begin_again() -> None:
     async def ask() -> None:
         Wire().connection.asked_again((0, 0))
@@ -71,6 +113,7 @@ def test_a_known_connection_does_not_begin_again() -> None:
     with pytest.raises(Conflict) as caught:
         asyncio.run(ask())
     assert (caught.value.field, caught.value.details["errno"]) == ("port", "ECONNRESET")
+    assert caught.value.is_infra, "nothing in the sandbox did it"
 
 
 def test_room_counts_connections_of_each_sandbox() -> None:

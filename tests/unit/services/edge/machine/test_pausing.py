@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +17,7 @@ from hypothesis import strategies as st
 
 from services.edge.machine import prefetch, reclaim, swapspace
 from services.edge.machine.cgroups import Groups, Limits
+from services.edge.machine.swapspace import SwapSpace
 from services.edge.sandbox.activity import Activity
 from services.edge.sandbox.pauses import Asks
 from services.edge.sandbox.runclock import RunClock
@@ -94,6 +100,71 @@ def test_lines_of_swap_are_read() -> None:
     zram, file = swapspace.entries(text)
     assert (zram.path, zram.size, zram.used) == ("/dev/zram1", 1 << 20, 4096)
     assert file.path == "/var/a b/swap"
+
+
+def test_swap_that_cannot_be_removed_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one in its place would leave it to nobody."""
+
+    def busy(_path: str) -> None:
+        raise OSError("out of memory")
+
+    made: list[str] = []
+    note = json.dumps({"mode": "file", "path": "/var/swap"})
+    (tmp_path / swapspace.NOTE).write_text(note)
+    monkeypatch.setattr(swapspace, "_active", lambda _path: True)
+    monkeypatch.setattr(swapspace.kernel, "swapoff", busy)
+    monkeypatch.setattr(SwapSpace, "_make", lambda _self: made.append("another"))
+    SwapSpace(tmp_path, "zram", 16).open()
+    assert (made, (tmp_path / swapspace.NOTE).read_text()) == ([], note)
+
+
+MAKES = """
+import sys
+from pathlib import Path
+from services.edge.machine import swapspace
+swapspace.CONTROL = Path(sys.argv[1])
+swapspace.SwapSpace(Path(sys.argv[2]), "zram", 16).open()
+"""
+
+
+def test_a_device_made_while_the_edge_is_killed_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next edge waits for the note, so that it makes no second one."""
+    control, folder = tmp_path / "control", tmp_path / "state"
+    control.mkdir()
+    folder.mkdir()
+    os.mkfifo(control / "hot_add")
+    argv = [sys.executable, "-c", MAKES, str(control), str(folder)]
+    edge = subprocess.Popen(argv, cwd=Path(__file__).parents[5])
+    with (control / "hot_add").open("w") as kernel:  # it is being asked for one
+        edge.kill()
+        assert edge.wait() == -signal.SIGKILL
+        space = SwapSpace(folder, "zram", 16)
+        seen: list[dict[str, str]] = []
+        monkeypatch.setattr(space, "_remove", lambda made: bool(seen.append(made)))
+        following = threading.Thread(target=space.open)
+        following.start()
+        following.join(0.2)
+        assert following.is_alive(), "it waits"
+        kernel.write("7071\n")
+    following.join(60)
+    assert seen == [{"mode": "zram", "path": "/dev/zram7071"}]
+    assert json.loads((folder / swapspace.NOTE).read_text()) == seen[0]
+
+
+def test_a_device_that_cannot_be_noted_is_removed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swapspace, "CONTROL", tmp_path)
+    (tmp_path / "hot_add").write_text("7071\n")
+    folder = tmp_path / "state"
+    (folder / f"{swapspace.NOTE}.part").mkdir(parents=True)
+    state = SwapSpace(folder, "zram", 16).open()
+    assert not state.usable and "zram" in state.reason
+    assert (tmp_path / "hot_remove").read_text() == "7071\n"
 
 
 def test_the_clock_of_a_sandbox_stands_still_with_it() -> None:

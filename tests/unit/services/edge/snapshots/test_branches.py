@@ -8,11 +8,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
+from schemas.base import decode
 from schemas.sandbox import ResolvedSpec, SandboxSpec, StartItem, Tightening
 from services.edge.drivers.base import BackendReport
 from services.edge.drivers.snapshotting import Captured
 from services.edge.journal.records import Accepted
+from services.edge.sandbox import repolicing
 from services.edge.sandbox.actor import Sandbox
 from services.edge.sandbox.ending import Fate
 from services.edge.snapshots.branches import Captures
@@ -129,3 +132,17 @@ async def test_why_there_is_no_copy_is_told_to_every_branch() -> None:
         await start(shared, branch(ids.new(), request))
     await shared.close()
     assert driver.released == []
+
+
+def test_what_a_branch_inherits_is_journalled_with_its_handle() -> None:
+    """An edge that finds it by that knows the policy; of others nothing is written anew."""
+    accepted = branch(ids.new(), ids.new())
+    sandbox = cast(Sandbox, SimpleNamespace(uid=accepted.item.uid, accepted=accepted))
+    source = SandboxSpec(network_rules={"*": False}, tighten=Tightening(network=["*"]))
+    repolicing.inherit(sandbox, source)
+    [(_, (written, uid))] = repolicing.inherited(sandbox)
+    spec = decode(written, Accepted).resolved.spec
+    assert uid == sandbox.uid and spec.source == accepted.resolved.spec.source
+    assert (spec.network_rules, spec.tighten) == (source.network_rules, source.tighten)
+    plain = replace(accepted, resolved=ResolvedSpec(spec=SandboxSpec()))
+    assert repolicing.inherited(cast(Sandbox, SimpleNamespace(uid="u", accepted=plain))) == []
