@@ -47,6 +47,7 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
         Store(db, outbox, keep_s=settings.burst_keep_s),
         providers.make(settings.burst_provider), rule(settings), SystemClock(),
         silent_s=settings.burst_silent_s, repeat_s=settings.burst_publish_s,
+        connected=lambda: bus.client.is_connected,
     )  # fmt: skip
     bus.listen(hb("*"), Heartbeat, handlers.heartbeat)
     rounds = Periodic("burst rounds", handlers.round, every_s=settings.burst_every_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from schemas.burst import BurstPlan, PoolLoad
 from schemas.node import Heartbeat
@@ -20,15 +21,20 @@ from shared.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
+STOOD = 0.5
+"""Later than so much of what silence takes, a round finds that this process stood still:
+what nodes said meanwhile is not read yet."""
 PLAN_SUBJECT = evt("burst", "plan", planner.ONPREM)
 
 
 class Handlers:
-    """One round is: loads, plan, tell, carry out."""
+    """One round is: loads, plan, tell, carry out. ``connected`` says whether the bus is there.
+    A plan that sends creations to the cloud stands until this process has listened for as long
+    as silence takes: after an outage of the bus, or of this process, everyone was silent."""
 
     def __init__(
         self, store: Store, provider: Provider, rule: Rule, clock: Clock, *,
-        silent_s: float, repeat_s: float,
+        silent_s: float, repeat_s: float, connected: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._store = store
         self._provider = provider
@@ -37,6 +43,9 @@ class Handlers:
         self._clock = clock
         self._repeat_s = repeat_s
         self._fleet = Fleet(silent_s)
+        self._silent_s = silent_s
+        self._connected = connected
+        self._listening_since = self._round_at = clock.monotonic()
         self._told: Plan | None = None
         self._told_at = 0.0
         self._rounds_end = time.monotonic()
@@ -49,11 +58,15 @@ class Handlers:
     async def round(self) -> Plan:
         """Plans once. Raises ``Unavailable`` without the database."""
         now = self._clock.monotonic()
+        listened = self._has_listened(now)
+        if self._told is None:  # hysteresis goes on over a restart
+            self._told = await self._store.last_plan()
+        if self._told and self._told.bursting and not listened:
+            self._rounds_end = time.monotonic()
+            return self._told
         beats = self._fleet.present(now)
         cloud = [b for b in beats if b.pool == planner.CLOUD]
         empty = {b.node for b in cloud if not b.committed.sandboxes}
-        if self._told is None:  # hysteresis goes on over a restart
-            self._told = await self._store.last_plan()
         pending = await self._leases.settle({b.node for b in cloud}) if self._supported else 0
         pools = planner.pool_loads(beats)
         bursting = self._told.bursting if self._told else False
@@ -64,6 +77,12 @@ class Handlers:
         await self._leases.carry_out(plan, empty)
         self._rounds_end = time.monotonic()
         return plan
+
+    def _has_listened(self, now: float) -> bool:
+        late_s, self._round_at = now - self._round_at, now
+        if late_s > self._silent_s * STOOD or not self._connected():
+            self._listening_since = now
+        return now - self._listening_since >= self._silent_s
 
     @property
     def _supported(self) -> bool:

@@ -75,11 +75,11 @@ class Creates:
     async def _handle(self, items: Sequence[Item]) -> None:
         answers = await self._resolve(items)
         async with self._work.unit() as unit:
-            await requests.put_requests(unit.connection, [i.command for i in items])
             existing = {r.uid: r for r in await store.find(unit.connection, [i.uid for i in items])}
             new = [i for i in items if i.uid not in existing]
             answers = {**answers, **await branching.answers(unit.connection, new)}
-            await self._put_specs(unit, new, answers)
+            specs = self._specs(unit, new, answers)
+            await requests.put_requests(unit.connection, [i.command for i in items], specs)
             jobs = await jobstore.share(unit.connection, {k for i in new if (k := i.job)})
             now = time.time()
             for item in new:
@@ -97,7 +97,8 @@ class Creates:
         }
         return await self._work.images.resolve(wanted) if wanted else {}
 
-    async def _put_specs(self, unit: Unit, items: Sequence[Item], answers: Answers) -> None:
+    def _specs(self, unit: Unit, items: Sequence[Item], answers: Answers) -> requests.Specs:
+        """What is to be stored of them; ``unit`` knows them from here on."""
         bodies: dict[SpecKey, tuple[bytes, bool]] = {}
         for item in items:
             if item.key in bodies or item.spec is None:
@@ -107,7 +108,7 @@ class Creates:
             if body is not None:
                 unit.bodies[item.key] = body
                 unit.specs[item.key] = branching.placed(item.spec, body)
-        await requests.put_specs(unit.connection, bodies)
+        return bodies
 
     def _create(
         self, unit: Unit, item: Item, answers: Answers, now: float, stopped: WireError | None

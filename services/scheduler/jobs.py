@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -25,6 +26,10 @@ from shared.wire import to_wire
 
 log = logging.getLogger(__name__)
 
+STOOD = 0.5
+"""Of a lease: later than that (and what a renewal may be late) a look finds that this
+scheduler stood still, or was kept from its database: renewals are not handled yet."""
+MAX_GAPS = 256
 BY = "reconciler"
 """Who is noted to have paused, resumed and stopped what follows from a lease."""
 
@@ -39,6 +44,8 @@ class Jobs:
         self._settings = work.settings
         self._connected = connected
         self._listening_since: float | None = None
+        self._looked_at = time.monotonic()
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=MAX_GAPS)
 
     async def handle(self, commands: Sequence[JobCommand]) -> None:
         """Opens and renews, in order, in one transaction; each is answered for itself."""
@@ -93,27 +100,34 @@ class Jobs:
     async def lapse(self) -> int:
         """A portion of the leases that ran out: their jobs are lost. Not before this
         scheduler has heard the bus for as long as a lease takes: after an outage of the
-        control plane every lease is old, and every trainer may be alive."""
-        listening_s = self._listening_s()
+        control plane, or of this process, every lease is old, and every trainer may be
+        alive."""
+        self._look()
         async with self._db.transaction() as connection:
             now = time.time()
             limit = self._settings.reconcile_rows
             before = now - self._settings.lease_late_s
             found = await jobstore.lock_lapsing(connection, before, limit)
-            lost = [j for j in found if listening_s >= j.lease_s + self._settings.lease_late_s]
+            lost = [j for j in found if self._has_listened(j.lease_s)]
             await jobstore.save(connection, [leases.lapsed(j, at=now) for j in lost])
         for job in lost:
             log.warning("job %s of %s: nobody renews its lease", job.id, job.project)
         return len(lost)
 
-    def _listening_s(self) -> float:
+    def _look(self) -> None:
         now = time.monotonic()
-        if not self._connected():
-            self._listening_since = None
-            return 0.0
-        if self._listening_since is None:
+        gap_s, self._looked_at = now - self._looked_at, now
+        if self._listening_since is None or not self._connected():
             self._listening_since = now
-        return now - self._listening_since
+        if gap_s > self._settings.lease_late_s:
+            self._gaps.append((now, gap_s))
+
+    def _has_listened(self, lease_s: float) -> bool:
+        """Whether nothing kept this scheduler from a renewal for the time of a lease."""
+        late_s = self._settings.lease_late_s
+        gaps = (at for at, gap_s in self._gaps if gap_s > late_s + STOOD * lease_s)
+        since = max([self._listening_since or self._looked_at, *gaps])
+        return self._looked_at - since >= lease_s + late_s
 
     async def pause_lost(self) -> int:
         """A portion of the sandboxes of lost jobs that are to be paused."""

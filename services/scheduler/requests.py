@@ -19,8 +19,16 @@ from services.scheduler.sending import SpecKey
 from services.scheduler.store import fetch
 from shared import db
 
-_INSERT_REQUESTS = text(
-    "insert into request "
+_SPECS_IN = (
+    "insert into spec (request_id, idx, resolved, body) select r, i, s, b from "
+    "unnest(cast(:sr as text[]), cast(:si as int[]), cast(:ss as boolean[]), "
+    "cast(:sb as bytea[])) as n(r, i, s, b) order by r, i "
+    "on conflict (request_id, idx) do update set resolved = true, body = excluded.body "
+    "where not spec.resolved and excluded.resolved"
+)
+_PUT_SPECS = text(_SPECS_IN)
+_PUT_REQUESTS = text(
+    f"with specs as ({_SPECS_IN}) insert into request "
     "(request_id, project, principal, reply_to, total, trace, projects, asked_at) "
     "select i, p, w, r, t, c, j::jsonb, coalesce(to_timestamp(a), now()) from unnest("
     "cast(:i as text[]), cast(:p as text[]), cast(:w as text[]), cast(:r as text[]), "
@@ -31,10 +39,24 @@ _INSERT_REQUESTS = text(
     "and request.reply_to is distinct from excluded.reply_to"
 )
 
+Specs = Mapping[SpecKey, tuple[bytes, bool]]
+"""Encoded ``ResolvedSpec``s, with whether their images are resolved."""
 
-async def put_requests(connection: AsyncConnection, commands: Sequence[CreateCommand]) -> None:
-    """Stores what a request's sandboxes share; a repeated one brings its new reply
-    subject."""
+
+def _of(specs: Specs) -> dict[str, list[object]]:
+    return {
+        "sr": [r for r, _ in specs],
+        "si": [i for _, i in specs],
+        "ss": [done for _, done in specs.values()],
+        "sb": [body for body, _ in specs.values()],
+    }
+
+
+async def put_requests(
+    connection: AsyncConnection, commands: Sequence[CreateCommand], specs: Specs
+) -> None:
+    """Stores what a request's sandboxes share, and their specs; a repeated one brings its
+    new reply subject."""
     last = {c.request_id: c for c in commands}.values()
     parameters = {
         "i": [c.request_id for c in last],
@@ -46,30 +68,13 @@ async def put_requests(connection: AsyncConnection, commands: Sequence[CreateCom
         "j": [json_text(c.projects or [c.project]) for c in last],
         "a": [c.asked_at or None for c in last],
     }
-    await db.fetch(connection, _INSERT_REQUESTS, parameters)
+    await db.fetch(connection, _PUT_REQUESTS, parameters | _of(specs))
 
 
-_PUT_SPECS = text(
-    "insert into spec (request_id, idx, resolved, body) select r, i, s, b from "
-    "unnest(cast(:r as text[]), cast(:i as int[]), cast(:s as boolean[]), cast(:b as bytea[])) "
-    "as n(r, i, s, b) order by r, i "
-    "on conflict (request_id, idx) do update set resolved = true, body = excluded.body "
-    "where not spec.resolved and excluded.resolved"
-)
-
-
-async def put_specs(
-    connection: AsyncConnection, specs: Mapping[SpecKey, tuple[bytes, bool]]
-) -> None:
-    """Stores encoded ``ResolvedSpec``s, with whether their images are resolved."""
+async def put_specs(connection: AsyncConnection, specs: Specs) -> None:
+    """Stores specs of requests that are stored."""
     if specs:
-        parameters = {
-            "r": [r for r, _ in specs],
-            "i": [i for _, i in specs],
-            "s": [done for _, done in specs.values()],
-            "b": [body for body, _ in specs.values()],
-        }
-        await db.fetch(connection, _PUT_SPECS, parameters)
+        await db.fetch(connection, _PUT_SPECS, _of(specs))
 
 
 _SPECS = text(

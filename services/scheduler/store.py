@@ -182,62 +182,76 @@ def _values(row: Sandbox) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_STEP = {
+    "uid": "text", "generation": "bigint", "source": "text", "target": "text", "event": "text",
+    "by": "text", "cause": "text", "at": "float8",
+}  # fmt: skip
+_STEPS = {f"step_{name}": kind for name, kind in _STEP.items()}
+_HISTORY = (
+    f"with history as (insert into transition ({', '.join(_STEP)}) "
+    "select step_uid, step_generation, step_source, step_target, step_event, step_by, "
+    f"step_cause, to_timestamp(step_at) from {_unnest(_STEPS)}) "
+)
+"""Goes with what it is the history of: a statement is a way to the server and back."""
+
 _INSERTED = {**_CHANGING, **_FIXED}
 _QUOTED = ", ".join(f'"{c}"' for c in _INSERTED)
 _INSERT = text(
-    f"insert into sandbox ({_QUOTED}) "
+    f"{_HISTORY}insert into sandbox ({_QUOTED}) "
     f"select {', '.join(_as(c) for c in _INSERTED)} from {_unnest(_INSERTED)} "
     "on conflict (uid) do nothing returning uid"
 )
 _WAS = {"was_state": "text", "was_generation": "bigint"}
 _UPDATE = text(
-    "update sandbox s set "
+    f"{_HISTORY}update sandbox s set "
     + ", ".join(f"{c} = {_as(c)}" for c in _CHANGING if c != "uid")
     + f" from {_unnest({**_CHANGING, **_WAS})} where s.uid = n.uid "
     "and s.state = n.was_state and s.generation = n.was_generation returning s.uid"
 )
 
 
-async def insert(connection: AsyncConnection, rows: Sequence[Sandbox]) -> set[str]:
-    """Inserts new rows; returns the uids that did not exist yet."""
-    if not rows:
-        return set()
-    ordered = [_values(r) for r in sorted(rows, key=lambda r: r.uid)]
-    return {r[0] for r in await fetch(connection, _INSERT, **_arrays(_INSERTED, ordered))}
+async def write(
+    connection: AsyncConnection, fresh: Sequence[Sandbox], known: Sequence[Sandbox],
+    was: Mapping[str, Sandbox], steps: Sequence[Step],
+) -> None:  # fmt: skip
+    """Inserts new rows, writes locked ones back, each by compare-and-swap of state and
+    generation, and appends ``steps`` to the history. Raises ``Unavailable`` (the batch comes
+    again) where one was created or changed meanwhile."""
+    if fresh or not known:
+        await _insert(connection, fresh, steps)
+        steps = ()
+    if known:
+        await _update(connection, known, was, steps)
 
 
-async def update(
-    connection: AsyncConnection, rows: Sequence[Sandbox], was: Mapping[str, Sandbox]
+def _history(steps: Sequence[Step]) -> dict[str, Any]:
+    return {f"step_{name}": [getattr(step, name) for step in steps] for name in _STEP}
+
+
+async def _insert(
+    connection: AsyncConnection, rows: Sequence[Sandbox], steps: Sequence[Step]
 ) -> None:
-    """Writes locked rows back, each by compare-and-swap of state and generation.
-    Raises ``Unavailable`` (the batch comes again) where one was changed meanwhile."""
-    if not rows:
+    if not rows and not steps:
         return
+    ordered = [_values(r) for r in sorted(rows, key=lambda r: r.uid)]
+    columns = _arrays(_INSERTED, ordered)
+    written = await fetch(connection, _INSERT, **columns, **_history(steps))
+    if len(written) != len(rows):
+        raise Unavailable("sandboxes were created by another scheduler meanwhile")
+
+
+async def _update(
+    connection: AsyncConnection, rows: Sequence[Sandbox], was: Mapping[str, Sandbox],
+    steps: Sequence[Step],
+) -> None:  # fmt: skip
     values = [
         _values(r) | {"was_state": was[r.uid].state, "was_generation": was[r.uid].generation}
         for r in rows
     ]
-    written = await fetch(connection, _UPDATE, **_arrays({**_CHANGING, **_WAS}, values))
+    columns = _arrays({**_CHANGING, **_WAS}, values)
+    written = await fetch(connection, _UPDATE, **columns, **_history(steps))
     if len(written) != len(rows):
         raise Unavailable(f"{len(rows) - len(written)} sandboxes changed meanwhile")
-
-
-_STEP = {
-    "uid": "text", "generation": "bigint", "source": "text", "target": "text", "event": "text",
-    "by": "text", "cause": "text", "at": "float8",
-}  # fmt: skip
-_INSERT_STEPS = text(
-    f"insert into transition ({', '.join(_STEP)}) "
-    "select uid, generation, source, target, event, by, cause, to_timestamp(at) "
-    f"from {_unnest(_STEP)}"
-)
-
-
-async def insert_steps(connection: AsyncConnection, steps: Sequence[Step]) -> None:
-    """Appends to the history."""
-    if steps:
-        arrays = {name: [getattr(s, name) for s in steps] for name in _STEP}
-        await fetch(connection, _INSERT_STEPS, **arrays)
 
 
 _TOMBSTONES = text(

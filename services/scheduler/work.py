@@ -29,10 +29,10 @@ from services.scheduler.sending import SpecKey
 from services.scheduler.settings import Settings
 from services.scheduler.tally import Tally
 from services.scheduler.turns import Queue, Turns, full, too_many
-from shared import telemetry
+from shared import db, telemetry
 from shared.bus import Bus, Outgoing
 from shared.db import Database
-from shared.errors import DsecError, Unavailable
+from shared.errors import DsecError
 from shared.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -135,10 +135,7 @@ class Work:
         known = [r for r in changed if r.uid not in unit.new]
         await nodes.commit(c, nodes.deltas(changes.was, changed))
         unit.freed = nodes.deltas(changes.was, (r for r in changed if not r.on_node))
-        if len(await store.insert(c, fresh)) != len(fresh):
-            raise Unavailable("sandboxes were created by another scheduler meanwhile")
-        await store.update(c, known, changes.was)
-        await store.insert_steps(c, changes.steps)
+        await store.write(c, fresh, known, changes.was, changes.steps)
         await self._settle_ops(unit, changed)
         unit.replies += sending.create_replies(
             r for r in changed if sending.settles(changes.was.get(r.uid), r)
@@ -259,7 +256,7 @@ class Work:
         """Locks the chosen nodes (and those that give something back). ``False``,
         with nothing locked, where the choice does not fit what they have."""
         released = nodes.deltas(unit.changes.was, unit.changes.changed())
-        point = await unit.connection.begin_nested()
+        await db.execute(unit.connection, "savepoint choice")  # what is locked goes with it
         rows = await nodes.lock(unit.connection, {*placed.nodes.values(), *released})
         views = {v.id: v for v in self._fleet.exact(rows)}
         for ask in asks:
@@ -267,10 +264,9 @@ class Work:
                 continue
             view = views.get(placed.nodes[ask.uid])
             if view is None or not view.ready or not view.fits(ask.cores, ask.memory_mb):
-                await point.rollback()
+                await db.execute(unit.connection, "rollback to savepoint choice")
                 return False
             view.add(ask.cores, ask.memory_mb)
-        await point.commit()
         return True
 
     async def _asks(self, unit: Unit) -> list[Ask]:

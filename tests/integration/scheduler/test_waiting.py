@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from schemas.base import WireError
 from schemas.sandbox import ItemResult
+from services.scheduler.app import App
 from tests.integration.scheduler.conftest import World
 from tests.integration.scheduler.world import SimEdge, Trainer, eventually, saw
 
@@ -24,6 +27,13 @@ async def in_queue(world: World, count: int) -> None:
         return len(rows) == count
 
     await eventually(there, what=f"{count} in the queue")
+
+
+async def one_more_waits(world: World, trainer: Trainer, count: int) -> list[str]:
+    """Creates one that waits as the ``count``-th: those of one millisecond have no order."""
+    uids = await trainer.create()
+    await in_queue(world, count)
+    return uids
 
 
 async def busy_edge(world: World, node: str, **kw: Any) -> SimEdge:
@@ -125,15 +135,33 @@ async def next_of(first: Trainer, second: Trainer, edge: SimEdge) -> list[str]:
     return [now]
 
 
-async def test_room_is_given_to_those_that_wait_without_a_look_for_it(world: World) -> None:
+@dataclass(frozen=True)
+class Full:
+    """One node with room for one sandbox, which ``holder`` has. Nobody looks for room by the
+    clock."""
+
+    app: App
+    trainer: Trainer
+    edge: SimEdge
+    holder: list[str]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def full(world: World) -> Full:
     app = await world.scheduler(wait_look_s=3600.0, view_refresh_s=3600.0)
     trainer = await world.trainer()
     edge = await world.edge("n1", 1)
     await app.fleet.refresh()
     holder = await trainer.create()
     await trainer.settled(holder)
-    second, third, fourth = [await trainer.create() for _ in range(3)]
-    await in_queue(world, 3)
+    return Full(app, trainer, edge, holder)
+
+
+async def test_room_is_given_to_those_that_wait_without_a_look_for_it(
+    world: World, full: Full
+) -> None:
+    trainer, edge, holder = full.trainer, full.edge, full.holder
+    second, third, fourth = [await one_more_waits(world, trainer, n) for n in range(1, 4)]
     await trainer.operate("stop", holder)  # a sandbox that ends makes room
     assert (await trainer.settled(second))[0].state == "running"
     await in_queue(world, 2)
@@ -144,14 +172,9 @@ async def test_room_is_given_to_those_that_wait_without_a_look_for_it(world: Wor
     assert (await trainer.settled(fourth))[0].node == "n2"
 
 
-async def test_new_creates_do_not_overtake_those_that_wait(world: World) -> None:
+async def test_new_creates_do_not_overtake_those_that_wait(world: World, full: Full) -> None:
     """(B15)"""
-    app = await world.scheduler(wait_look_s=3600.0, view_refresh_s=3600.0)
-    trainer = await world.trainer()
-    edge = await world.edge("n1", 1)
-    await app.fleet.refresh()
-    holder = await trainer.create()
-    await trainer.settled(holder)
+    app, trainer, edge, holder = full.app, full.trainer, full.edge, full.holder
     old = await trainer.create()
     await in_queue(world, 1)
     await app.reconciler.close()  # only what is new looks at the queue
