@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from libdsec import _ids
-from libdsec._wire import ExecRequest
+from libdsec._wire import ExecRequest, misfit
 from libdsec.args import Seconds, seconds
 from libdsec.errors import InvalidRequest
 
@@ -37,9 +37,8 @@ def _request(given: dict[str, Any]) -> ExecRequest:
     try:
         return msgspec.convert(given, ExecRequest)
     except msgspec.ValidationError as exc:
-        text, _, path = str(exc).partition(" - at `")
-        name = path.rstrip("`").removeprefix("$.").removesuffix("_s")
-        raise InvalidRequest(text, field=name or None) from exc
+        text, name = misfit(exc, ExecRequest, given)
+        raise InvalidRequest(text, field=name and name.removesuffix("_s")) from exc
 
 
 def attach_request(op_id: str, offset: int) -> ExecRequest:

@@ -176,7 +176,9 @@ async def _request(
 
 
 async def _settle(core: Core, project: str, creation: Creation, box: Mailbox, end: float) -> None:
-    """Answers as they come, reads where they do not, until all settled or ``end``."""
+    """Answers as they come, reads where they do not, until all settled or ``end``. Before time
+    is up for one its state is read: its answer may be lost, or unread by a process that stood
+    still."""
     heal_s, heal_at = HEAL_S, time.monotonic() + HEAL_S
     while not creation.settled and time.monotonic() < end:
         try:
@@ -187,6 +189,8 @@ async def _settle(core: Core, project: str, creation: Creation, box: Mailbox, en
             await _heal(core, project, creation, end)
             heal_s = min(heal_s * 2, MAX_HEAL_S)
             heal_at = time.monotonic() + heal_s
+    if not creation.settled:
+        await _heal(core, project, creation, end)
 
 
 async def _heal(core: Core, project: str, creation: Creation, end: float) -> None:

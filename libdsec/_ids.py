@@ -18,15 +18,15 @@ from libdsec.errors import InvalidRequest
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
-_OURS = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", _ALPHABET.encode())
-RANDOM_BYTES = 10  # of an id
+_SPELLED = _ALPHABET.encode() * 8  # each random byte as five bits of it
+RANDOM_CHARS = 16  # of an id
 RANDOM_STORE = 128  # fetched at once
 _ULID = re.compile(r"^[0-7][0-9a-hjkmnp-tv-z]{25}\Z")
 _TOKEN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 
-def _encode(value: int) -> str:
-    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
+def _encode(value: int, bits: int = 130) -> str:
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(bits - 10, -1, -10)])
 
 
 _random: list[str] = []
@@ -39,7 +39,7 @@ def _random_part() -> str:
     try:
         return _random.pop()
     except IndexError:
-        drawn = base64.b32encode(os.urandom(RANDOM_BYTES * RANDOM_STORE)).translate(_OURS).decode()
+        drawn = os.urandom(RANDOM_CHARS * RANDOM_STORE).translate(_SPELLED).decode()
         first, *others = (drawn[at : at + 16] for at in range(0, len(drawn), 16))
         _random.extend(others)
         return first
@@ -49,7 +49,7 @@ def _stamp(milliseconds: int) -> str:
     global _stamped
     last, text = _stamped  # as one: other threads ask too
     if last != milliseconds:
-        text = _encode(milliseconds << 80)[:10]
+        text = _encode(milliseconds, 50)
         _stamped = (milliseconds, text)
     return text
 

@@ -22,6 +22,7 @@ from typing import Any
 from nats.aio import client as nats_client
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from libdsec import _quick
@@ -63,12 +64,14 @@ class Link:
         self.on_refused: Callable[[str, DSecError], None] = lambda _s, _e: None
         self.on_denied: Callable[[DSecError], None] = lambda _e: None
         self.on_up: Callable[[], None] = lambda: None
-        self._subscriptions: dict[str, Handler] = {}
+        self._subscriptions: dict[object, tuple[str, Handler]] = {}
+        self._made: dict[object, Subscription] = {}  # of the present connection
         self._taken: dict[str, _quick.Take] = {}
         self._client = Client()
         self._connected: Client | None = None
         self._denied: Unauthenticated | None = None
         self._refusals = 0
+        self._why = ""
         self._dialled_at = 0.0
         self._closing = False
         self._reopening: asyncio.Task[None] | None = None
@@ -93,8 +96,9 @@ class Link:
                 await self._connect()
         except TimeoutError:
             await self._discard()
+            why = f" ({self._why})" if self._why else ""
             raise self._denied or Unavailable(
-                f"no server at {self.config.url} within {timeout_s:g} s"
+                f"no server at {self.config.url} within {timeout_s:g} s{why}"
             ) from None
         except BaseException:
             await self._discard()
@@ -102,7 +106,7 @@ class Link:
 
     async def _connect(self) -> None:
         """One NATS client, connected and subscribed."""
-        client = self._client = Client()
+        client = self._client = _quick.Patient()
         refused = asyncio.get_running_loop().create_future()
         dialling = asyncio.ensure_future(self._dial(client, refused))
         try:
@@ -120,10 +124,8 @@ class Link:
         self._denied, self._refusals = None, 0
         for subject, take in self._taken.items():
             await _quick.subscribe(client, subject, take)
-        for subject, handler in self._subscriptions.items():
-            await client.subscribe(
-                subject, cb=handler, pending_msgs_limit=0, pending_bytes_limit=0
-            )
+        for key in list(self._subscriptions):
+            await self._subscribe(key)
         await client.flush()
 
     async def _dial(self, client: Client, refused: asyncio.Future[DSecError]) -> None:
@@ -163,6 +165,7 @@ class Link:
             return None
         if "authorization violation" not in text.lower():
             log.debug("bus: %s", text)
+            self._why = text
             return None
         fast = time.monotonic() - self._dialled_at < REFUSED_FAST_S
         self._dialled_at = time.monotonic() + RECONNECT_WAIT_S
@@ -228,20 +231,31 @@ class Link:
 
     async def listen(self, subject: str, handler: Handler) -> Callable[[], Awaitable[None]]:
         """A subscription made now; the returned call ends it."""
-        self._subscriptions[subject] = handler
-        made = await self._client.subscribe(
-            subject, cb=handler, pending_msgs_limit=0, pending_bytes_limit=0
-        )
-        await self._client.flush()
+        key = object()
+        self._subscriptions[key] = (subject, handler)
+        try:
+            await self._subscribe(key)
+            await self._client.flush()
+        except BaseException:
+            del self._subscriptions[key]
+            raise
 
         async def end() -> None:
-            self._subscriptions.pop(subject, None)
+            self._subscriptions.pop(key, None)
+            made = self._made.pop(key, None)
             try:
-                await made.unsubscribe()
+                if made is not None:
+                    await made.unsubscribe()
             except (NatsError, OSError):
                 log.debug("bus: %s: already gone", subject)
 
         return end
+
+    async def _subscribe(self, key: object) -> None:
+        subject, handler = self._subscriptions[key]
+        self._made[key] = await self._client.subscribe(
+            subject, cb=handler, pending_msgs_limit=0, pending_bytes_limit=0
+        )
 
     async def flush(self, timeout_s: float) -> None:
         """Returns when the server has seen all that was published."""

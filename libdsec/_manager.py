@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from libdsec._core import Core
-from libdsec._wire import IamReply
+from libdsec._wire import IamReply, misfit
 from libdsec.errors import InternalError, InvalidRequest
 
 
@@ -55,8 +55,7 @@ def make(type_: Any, **facts: Any) -> Any:
     try:
         return msgspec.convert(given, type_)
     except msgspec.ValidationError as exc:
-        text, _, path = str(exc).partition(" - at `")
-        name = path.rstrip("`").removeprefix("$.") or None
+        text, name = misfit(exc, type_, given)
         raise InvalidRequest(text, field=name) from exc
 
 

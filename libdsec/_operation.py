@@ -19,6 +19,7 @@ import msgspec
 from libdsec import _flow, _ids, _trace
 from libdsec._wire import (
     CHUNK_BYTES,
+    HEADER_AGAIN,
     HEADER_FRAME,
     HEADER_HAVE,
     HEADER_OFFSET,
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 SILENCE_S = 3 * KEEPALIVE_S
 """No frame for this long: ask again."""
 UNREACHABLE_S = 60.0
-"""No frame for this long in spite of asking: give up."""
+"""No frame for this long in spite of asking: give up. What passes while nothing is asked (the
+server is away, this process stands still) is no answer that did not come."""
 RETRY_S = 0.1
 MAX_RETRY_S = 2.0
 """Wait before asking again where nobody listened."""
@@ -100,7 +102,7 @@ class Operation(Generic[R]):
         self._changed = asyncio.Event()
         self._ready = self._repeat_input = self._input_ended = False
         self._asking: asyncio.Task[Any] | None = None
-        self._retry_s, self._silences = RETRY_S, 0
+        self._retry_s, self._silences, self._unanswered_s = RETRY_S, 0, 0.0
         self._refusal: WireError | None = None
 
     def __repr__(self) -> str:
@@ -133,8 +135,8 @@ class Operation(Generic[R]):
         self._operations.rename(self, _ids.new())
         self._ready = False
         self._repeat_input = self._heard and not self._joining
-        have = {HEADER_HAVE: self.receiving.counts, **self.source}
-        await self._ask(have if self._heard else None)
+        have = {HEADER_HAVE: self.receiving.counts, **self.source} if self._heard else {}
+        await self._ask({HEADER_AGAIN: "1", **have})
         for kind, data in [*self._orders, *self._size]:  # sent in vain where nobody listened
             await self._io(kind, data)
 
@@ -144,7 +146,7 @@ class Operation(Generic[R]):
         """A frame of this operation."""
         if kind != "x":
             self._heard_at = time.monotonic()
-            self._retry_s, self._silences = RETRY_S, 0
+            self._retry_s, self._silences, self._unanswered_s = RETRY_S, 0, 0.0
             self._heard = True
             self._orders.clear()
             if self._joining and kind not in ("r", "a"):
@@ -267,6 +269,7 @@ class Operation(Generic[R]):
         """One more request, unless the sandbox is dead or time is up."""
         await asyncio.sleep(wait_s)
         self._silences += 1
+        self._unanswered_s += min(time.monotonic() - self._asked_at, SILENCE_S)
         try:
             if self._silences > 1:
                 dead = await self._verdict()
@@ -277,7 +280,7 @@ class Operation(Generic[R]):
             if not exc.retryable:
                 self.fail(exc)
                 return
-        if time.monotonic() - self._heard_at > UNREACHABLE_S:
+        if self._unanswered_s >= UNREACHABLE_S:
             self.fail(self._given_up())
             return
         self._asking = None  # the answer may come, and call for another, while we still send

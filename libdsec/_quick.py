@@ -2,8 +2,8 @@
 ones by the gigabyte.
 
 Owns: handing messages over inside the client's own reader, writing small ones at the end
-of the loop's turn and large ones without a copy. Does not own: the connection, which
-stays nats-py's.
+of the loop's turn and large ones without a copy; a client that waits for a server's word on
+who may connect. Does not own: the connection, which stays nats-py's.
 
 nats-py puts what it reads into a buffer that a task parses, each message into a queue that
 a task of the subscription reads, and each publish into one that a task of the connection
@@ -43,8 +43,31 @@ HEADERS_BYTES = 2048
 _SUBJECT = re.compile(r"[!-~]+")
 _HEADER = re.compile(r"[A-Za-z0-9-]+: [!-~](?:[ -~]*[!-~])?\r\n")
 
+PONG = b"PONG\r\n"
+
 Take = Callable[[Msg], None]
 Data = bytes | memoryview
+
+
+class Patient(Client):
+    """A server that has not decided after two seconds who may connect asks whether the other
+    end is still there. nats-py takes that for the answer: its ``connect`` then returns without
+    a connection, and there never is one."""
+
+    async def _process_connect_init(self) -> None:
+        transport: Any = self._transport
+        plain = transport.readline
+
+        async def readline() -> bytes:
+            while (line := await plain()).startswith(b"PING"):
+                transport.write(PONG)
+            return cast(bytes, line)
+
+        transport.readline = readline
+        try:
+            await super()._process_connect_init()
+        finally:
+            del transport.readline
 
 
 class _Handed(asyncio.Queue[Msg]):
@@ -152,9 +175,11 @@ async def subscribe(client: Client, subject: str, take: Take) -> Subscription:
     return made
 
 
-def publish(client: Client, subject: str, data: bytes, *, reply: str = "") -> bool:
-    """Sends a small message without headers. False where it has to go the ordinary way,
-    or must not go at all: that one says why."""
+def publish(
+    client: Client, subject: str, data: bytes, *, reply: str = "", at_once: bool = False
+) -> bool:
+    """Sends a small message without headers, ``at_once`` or at the end of the loop's turn.
+    False where it has to go the ordinary way, or must not go at all: that one says why."""
     if (
         len(data) > min(SMALL_BYTES, client.max_payload)
         or not client.is_connected
@@ -166,13 +191,15 @@ def publish(client: Client, subject: str, data: bytes, *, reply: str = "") -> bo
     if not _has_room(client):
         return False
     pending = client._pending
-    if not pending:  # else somebody writes it this turn
+    if not pending and not at_once:  # else somebody writes it this turn
         asyncio.get_running_loop().call_soon(flush, client)
     made = command.pub_cmd(subject, reply, data)
     pending.append(made)
     client._pending_data_size += len(made)
     client.stats["out_msgs"] += 1
     client.stats["out_bytes"] += len(data)
+    if at_once:
+        flush(client)
     return True
 
 
@@ -204,10 +231,12 @@ async def publish_large(
 
 
 async def send(
-    client: Client, subject: str, data: Data, headers: dict[str, str] | None, *, reply: str = ""
-) -> None:
+    client: Client, subject: str, data: Data, headers: dict[str, str] | None, *,
+    reply: str = "", at_once: bool = False,
+) -> None:  # fmt: skip
     """Publishes, the short way where there is one."""
-    if not headers and isinstance(data, bytes) and publish(client, subject, data, reply=reply):
+    small = not headers and isinstance(data, bytes)
+    if small and publish(client, subject, cast(bytes, data), reply=reply, at_once=at_once):
         return
     large = len(data) > SMALL_BYTES and headers and not reply
     if not large or not await publish_large(client, subject, data, headers=headers or {}):

@@ -5,7 +5,7 @@ Generated from schemas/ by `python -m schemas.export`: do not edit.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -76,6 +76,9 @@ def encode(message: Any) -> bytes:
     """JSON bytes of a message."""
     return _encoder.encode(message)
 
+KEY_CHARS_MAX = 64
+"""Of a map's key in the name of a field."""
+
 class BadMessage(ValueError):
     """A body that is not the message it should be. ``field`` is a dotted path,
     ``version`` the one found when it is not ours."""
@@ -100,7 +103,7 @@ def decode(data: bytes, type_: type[M]) -> M:
     try:
         message = decoder.decode(data)
     except msgspec.DecodeError as exc:
-        raise _bad(data, exc) from exc
+        raise _bad(data, exc, type_) from exc
     except RecursionError as exc:
         raise BadMessage("the body is nested too deeply") from exc
     if getattr(message, "v", VERSION) != VERSION:
@@ -111,7 +114,29 @@ def _version(found: int) -> BadMessage:
     text = f"message version {found} is not supported, this side speaks {VERSION}"
     return BadMessage(text, field="v", version=found)
 
-def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
+def misfit(exc: msgspec.ValidationError, type_: Any, given: Any) -> tuple[str, str | None]:
+    """What of ``given`` does not fit ``type_``, and where: a dotted path, in which an entry
+    of a map has its key."""
+    text, _, path = str(exc).partition(" - at `")
+    by_key = path.startswith("key` in `")
+    path = path.removeprefix("key` in `").rstrip("`").removeprefix("$").removeprefix(".")
+    name, within, rest = path.partition("[...]")
+    named = isinstance(given, dict) and isinstance(type_, type)  # a struct, not a union or list
+    entries = given.get(name) if named else None
+    if isinstance(entries, dict) and (within or by_key):
+        path = f"{name}.{_odd(entries, get_type_hints(type_, include_extras=True)[name])}{rest}"
+    return text, path.replace("[...]", "").removeprefix(".") or None
+
+def _odd(entries: dict[Any, Any], hint: Any) -> str:
+    """The key of the first entry that does not fit."""
+    for key, value in entries.items():
+        try:
+            msgspec.convert({key: value}, hint)
+        except msgspec.ValidationError:
+            return str(key)[:KEY_CHARS_MAX]
+    return ""
+
+def _bad(data: bytes, exc: msgspec.DecodeError, type_: Any) -> BadMessage:
     try:  # a future version explains a failing body better than its fields do
         found = msgspec.json.decode(data, type=_VersionOnly).v
     except (msgspec.DecodeError, RecursionError):
@@ -121,9 +146,12 @@ def _bad(data: bytes, exc: msgspec.DecodeError) -> BadMessage:
     text = str(exc)
     if not isinstance(exc, msgspec.ValidationError):
         return BadMessage(f"the body is not JSON: {text}")
-    message, _, path = text.partition(" - at `")
-    path = path.removeprefix("key` in `").rstrip("`").replace("[...]", "")
-    parts = [path.removeprefix("$").removeprefix(".")]
+    try:
+        given = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        given = None
+    message, path = misfit(exc, type_, given)
+    parts = [path]
     if message.startswith("Object "):  # "missing required field `x`"
         parts.append(message.split("`")[1])
     name = ".".join(part for part in parts if part) or None
@@ -357,8 +385,12 @@ has already is to be skipped. On ``x``: the count of all output bytes in frames.
 and ``f`` frames: the count of input bytes before; the edge skips what it has, and keeps
 silent over a hole until the client attaches again."""
 
+HEADER_AGAIN = "Dsec-Again"
+"""On a request that is sent again, whether or not anything was heard of it: the operation may
+have been begun, and ended, so long ago that the journal alone knows it."""
+
 HEADER_HAVE = "Dsec-Have"
-"""On a request that is sent again: decimal counts of the bytes of stdout and of stderr
+"""On one of which something was heard: decimal counts of the bytes of stdout and of stderr
 that the client has, with a space between."""
 
 HEADER_LEASE = "Dsec-Lease"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from libdsec._wire import SandboxSpec
+from libdsec._wire import SandboxSpec, misfit
 from libdsec.errors import InvalidRequest
 
 Seconds = float | timedelta
@@ -142,8 +142,7 @@ def check_spec(spec: Mapping[str, Any]) -> SandboxSpec:
     try:
         return msgspec.convert(spec, SandboxSpec)
     except msgspec.ValidationError as exc:
-        text, _, path = str(exc).partition(" - at `")
-        name = path.rstrip("`").removeprefix("$.").removeprefix("$") or None
+        text, name = misfit(exc, SandboxSpec, spec)
         raise InvalidRequest(text, field=_argument(name)) from exc
 
 

@@ -7,7 +7,6 @@ the services do. All of it needs the grant ``audit.read`` and nothing else, exce
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from libdsec import _ids
+from libdsec._bounded import Bounded
 from libdsec._manager import Manager, make
 from libdsec._wire import (
     AuditEntry,
@@ -35,7 +35,7 @@ from libdsec._wire import (
     VerifyReply,
     decode,
 )
-from libdsec.errors import NotFound, Unavailable
+from libdsec.errors import NotFound
 
 FINDINGS_MAX = 10_000
 """Findings that may wait for a slow reader."""
@@ -109,11 +109,10 @@ class Audit(Manager):
     ) -> AsyncIterator[Finding]:
         """Findings as audit publishes them, from now on; with ``since`` first those of the
         record. Each comes once."""
-        queue: asyncio.Queue[Finding] = asyncio.Queue(FINDINGS_MAX)
+        queue: Bounded[Finding] = Bounded(FINDINGS_MAX, "findings")
 
         async def put(message: Msg) -> None:
-            if not queue.full():
-                queue.put_nowait(decode(message.data, Finding))
+            queue.put(decode(message.data, Finding))
 
         subject = f"dsec.audit.v1.{self._project(project)}.>"
         end = await self._core.link.listen(subject, put)
@@ -126,8 +125,6 @@ class Audit(Manager):
                 finding = await queue.get()
                 if finding.id not in told:
                     yield finding
-                if queue.full():
-                    raise Unavailable(f"{FINDINGS_MAX} findings wait: the reader is too slow")
         finally:
             await end()
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 from nats.aio.msg import Msg
 
 from libdsec import _ids, config
+from libdsec._bounded import Bounded
 from libdsec._core import Core
 from libdsec._create import CREATE_S, Made, create
 from libdsec._wire import (
@@ -32,7 +33,7 @@ from libdsec.args import (
     seconds,
 )
 from libdsec.audit import Audit
-from libdsec.errors import DSecError, InvalidRequest, NotFound, Unavailable
+from libdsec.errors import DSecError, InvalidRequest, NotFound
 from libdsec.images import Images
 from libdsec.jobs import LEASE_S, Job, Jobs
 from libdsec.managers import Grants, Keys, Nodes, Policies, Projects, Quotas
@@ -341,7 +342,7 @@ class DSecClient:
     ) -> AsyncIterator[Event]:
         """State changes of the project's sandboxes (running, paused and the terminal
         ones) from the first step of the iteration on, each once."""
-        queue: asyncio.Queue[SandboxEvent] = asyncio.Queue(EVENTS_MAX)
+        queue: Bounded[SandboxEvent] = Bounded(EVENTS_MAX, "events")
         told: dict[str, None] = {}
 
         async def put(message: Msg) -> None:
@@ -353,8 +354,7 @@ class DSecClient:
                 told[id_] = None
                 if len(told) > EVENTS_MAX:
                     del told[next(iter(told))]
-            if not queue.full():
-                queue.put_nowait(decode(message.data, SandboxEvent))
+            queue.put(decode(message.data, SandboxEvent))
 
         end = await self._core.link.listen(f"dsec.evt.v1.sandbox.{self.project}.>", put)
         try:
@@ -362,8 +362,6 @@ class DSecClient:
                 event = await queue.get()
                 if _matches(event, job, labels):
                     yield _event(event)
-                if queue.full():
-                    raise Unavailable(f"{EVENTS_MAX} events wait: the reader is too slow")
         finally:
             await end()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from libdsec._wire import (
     ImageTag,
 )
 from libdsec.args import Seconds, seconds
-from libdsec.errors import InvalidRequest, NotFound
+from libdsec.errors import Forbidden, InvalidRequest, NotFound
 
 IMPORT_S = 600.0
 """Longest silence of a running import or export (its progress starts the time anew)."""
@@ -102,6 +102,7 @@ class Images(Manager):
         report = on_progress or _nothing
         with ExitStack() as stack:
             if wanted.local is not None:
+                await self._check(name)
                 wanted.facts["upload"] = await self._upload(wanted, stack, report)
             request = make(
                 ImageCreate, request_id=_ids.new(), name=name, kind=kind, prefix=prefix,
@@ -122,6 +123,11 @@ class Images(Manager):
             progress=tell,
         )
         return present(reply.image, "image")  # type: ignore[no-any-return]
+
+    async def _check(self, name: str) -> None:
+        """A name that cannot be is refused before gigabytes are handed over for it."""
+        with suppress(NotFound, Forbidden):
+            await self.get(name)
 
     async def _upload(self, wanted: _Wanted, stack: ExitStack, report: OnProgress) -> Blob:
         assert wanted.local is not None

@@ -77,6 +77,7 @@ class Connection:
         self._operation = operation
         self._core = core
         self._rest = b""
+        self._counted = 0  # of the rest, what the node was told of already
         self.port = port
 
     def __repr__(self) -> str:
@@ -101,7 +102,13 @@ class Connection:
             await op.changed()
         data = self._rest or op.output.popleft()[1]
         data, self._rest = data[:limit], data[limit:]
-        await op.taken(len(data))
+        fresh = max(0, len(data) - self._counted)
+        self._counted -= len(data) - fresh
+        try:
+            await op.taken(fresh)
+        except BaseException:  # it is given to whoever reads next
+            self._rest, self._counted = data + self._rest, self._counted + len(data)
+            raise
         return data
 
     async def write(self, data: bytes) -> None:

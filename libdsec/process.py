@@ -37,6 +37,8 @@ MARGIN_S = 30.0
 """How long after a command's time limit its result is waited for."""
 PAUSED_LOOK_S = 0.5
 """How often the clocks of a command are looked at while its sandbox is paused."""
+STOOD_S = 1.0
+"""Later than this the margin's end finds that this process stood still."""
 UNREAD_BYTES = WINDOW_BYTES // 2
 """What one stream may hold unread while the other is read; older bytes are dropped
 and counted in ``truncated``, so that an unread stream never stops the command."""
@@ -169,14 +171,19 @@ class _Limit:
 
     async def wait(self) -> None:
         """Until something changed. Raises ``DeadlineExceeded`` when the result stays away
-        long after the command's limit."""
+        long after the command's limit. Where this process stood still the margin begins anew:
+        what came meanwhile is not read yet."""
         if self._end is None:
             return await self._operation.changed()
+        due = time.monotonic() + (wait_s := self._wait_s() or 0.0)
         try:
-            async with asyncio.timeout(self._wait_s()):
+            async with asyncio.timeout(wait_s):
                 await self._operation.changed()
         except TimeoutError:
-            if (self._wait_s() or 0.0) <= 0.0:
+            if (now := time.monotonic()) - due > STOOD_S:
+                stood_s = self._operation.stood.seconds(now)
+                self._end = max(self._end, now + MARGIN_S - stood_s)
+            if not self._operation.done and (self._wait_s() or 0.0) <= 0.0:
                 text = "the command's result did not come after its time limit"
                 raise DeadlineExceeded(text) from None
 

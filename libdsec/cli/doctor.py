@@ -12,6 +12,7 @@ from libdsec import DSecClient, DSecContainerRunArgs, DSecError
 from libdsec.cli.common import FAILED, Json, client, emit, run, table
 
 COLUMNS = ("check", "ok", "found")
+NO_IMAGE = "none: `dsec image import NAME PATH` brings one"
 Check = dict[str, Any]
 
 
@@ -88,7 +89,7 @@ async def _nodes(c: DSecClient) -> Check:
 
 async def _images(c: DSecClient) -> Check:
     names = [image.name for image in await c.images.list()]
-    return {"check": "images", "ok": bool(names), "found": ", ".join(names) or "none"}
+    return {"check": "images", "ok": bool(names), "found": ", ".join(names) or NO_IMAGE}
 
 
 async def _sandbox(c: DSecClient, image: str) -> Check:

@@ -50,7 +50,8 @@ def read_document(file: Path) -> dict[str, Any]:
     try:
         read = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
     except (OSError, ValueError) as exc:
-        raise InvalidRequest(f"{file}: {exc}", field="document") from exc
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise InvalidRequest(f"{file}: {why}", field="document") from exc
     if not isinstance(read, dict):
         raise InvalidRequest(f"{file}: not a JSON object", field="document")
     return read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from libdsec import (
     DSecVMRunArgs,
     InvalidRequest,
 )
+from libdsec._command import command_request
 from libdsec.args import seconds
 
 
@@ -103,3 +105,29 @@ def test_seconds() -> None:
     for bad in (True, "1", float("nan")):
         with pytest.raises(InvalidRequest):
             seconds(bad, "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "field"),
+    [
+        ("env", {"A": "x", "PORT": 80}, "env.PORT"),
+        ("env", {"A=B": "x"}, "env.A=B"),
+        ("env", {1: "x"}, "env.1"),
+        ("env", {"A": b"x"}, "env.A"),
+        ("labels", {"task": None}, "labels.task"),
+        ("network_rules", {"pypi": "yes"}, "network_rules.pypi"),
+        ("secrets", {"hub": {"hosts": "x"}}, "secrets.hub.hosts"),
+    ],
+)
+def test_an_entry_that_is_wrong_is_named_by_its_key(
+    name: str, entries: dict[Any, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        DSecRunArgs(backend="fake", **{name: entries}).validate()
+    assert caught.value.field == field
+
+
+def test_a_variable_of_a_command_that_is_wrong_is_named() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        command_request(["true"], timeout=None, env={"A": "x", "PORT": 80})  # type: ignore[dict-item]
+    assert caught.value.field == "env.PORT"

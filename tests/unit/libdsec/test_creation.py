@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libdsec import Forbidden, SandboxDied, _ids
+from libdsec import Forbidden, SandboxDied, _create, _ids
+from libdsec._calls import Mailbox
 from libdsec._create import Creation
 from libdsec._wire import ItemResult, SandboxInfo, WireError
 
@@ -47,3 +53,18 @@ def test_an_items_error_is_its_own() -> None:
     assert (first.error, first.id) == (None, "n-u")
     assert isinstance(second.error, Forbidden)
     assert not isinstance(second.error, SandboxDied)
+
+
+async def test_before_time_is_up_for_a_sandbox_its_state_is_read() -> None:
+    """The answer is lost, or lies unread because the process stood still until now."""
+    creation = Creation(REQUEST, 1)
+
+    async def sandboxes(*_: object) -> AsyncIterator[SandboxInfo]:
+        yield SandboxInfo(
+            uid=_ids.item_uid(REQUEST, 0), project="p", state="running", generation=1,
+            backend="fake", created_at=0, changed_at=0,
+        )  # fmt: skip
+
+    core: Any = SimpleNamespace(sandboxes=sandboxes)
+    await _create._settle(core, "p", creation, Mailbox("s", "a"), time.monotonic() - 60)
+    assert [made.state for made in creation.in_order()] == ["running"]
