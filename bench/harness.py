@@ -57,18 +57,18 @@ async def timed(call: Callable[[], Awaitable[Any]]) -> float:
 
 
 async def in_turns(
-    rounds: int, ours: Callable[[], Awaitable[Any]], peer: Callable[[], Any], *, peer_every: int = 1
-) -> tuple[list[float], list[float]]:
-    """Samples of both, taken in turns, each on a machine at rest. ``peer`` is blocking and
-    runs in a thread."""
+    rounds: int, ours: Callable[[], Awaitable[Any]], peer: Callable[[], Any],
+    *, peer_every: int = 1, turn: int = 1,
+) -> tuple[list[float], list[float]]:  # fmt: skip
+    """Samples of both, taken in turns, each on a machine at rest: ``turn`` of the peer's after
+    ``peer_every`` times as many of ours. ``peer`` is blocking and runs in a thread."""
     mine: list[float] = []
     theirs: list[float] = []
-    for number in range(rounds):
-        mine.append(await timed(ours))
-        if number % peer_every == 0:
-            await asyncio.sleep(SETTLE_S)
-            theirs.append(await timed(lambda: asyncio.to_thread(peer)))
-            await asyncio.sleep(SETTLE_S)
+    while len(mine) < rounds:
+        mine += [await timed(ours) for _ in range(min(turn * peer_every, rounds - len(mine)))]
+        await asyncio.sleep(SETTLE_S)
+        theirs += [await timed(lambda: asyncio.to_thread(peer)) for _ in range(turn)]
+        await asyncio.sleep(SETTLE_S)
     return mine, theirs
 
 

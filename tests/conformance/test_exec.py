@@ -99,7 +99,7 @@ async def test_defaults_of_the_sandbox_apply(harness: Harness) -> None:
         ({"user": "nosuchuser"}, "user"),
         ({"cwd": "/no/such/folder"}, "cwd"),
         ({"env": {"X": "v" * 200_000}}, "env"),
-        ({"env": {"A=B": "v"}}, "env"),
+        ({"env": {"A=B": "v"}}, "env.A=B"),
     ],
 )
 async def test_a_bad_field_is_named(

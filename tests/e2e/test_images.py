@@ -86,6 +86,18 @@ async def test_a_local_directory_arrives_as_it_is(client: DSecClient, served: Pa
     assert all(0 <= share <= 1 for share, _ in told)
 
 
+async def test_a_name_that_cannot_be_is_refused_before_anything_is_handed_over(
+    client: DSecClient, served: Path
+) -> None:
+    told: list[str] = []
+    with pytest.raises(InvalidRequest) as caught:
+        await client.images.create(
+            "No Name", path=odd_tree(served / "tree"), upload=True,
+            on_progress=lambda _, stage: told.append(stage),
+        )  # fmt: skip
+    assert (caught.value.field, told) == ("name", [])
+
+
 async def test_an_upload_goes_on_in_a_later_call(
     client: DSecClient, fake_system: LocalSystem, tmp_path: Path
 ) -> None:

@@ -68,8 +68,9 @@ async def test_a_killed_edge_breaks_connections_and_takes_new_ones(
         edge = f"edge-{made.node}"
         await fake_system.kill(edge)
         await fake_system.restart(edge)
-        with pytest.raises(PortReset, match="restarted"):
+        with pytest.raises(PortReset, match="restarted") as caught:
             await asyncio.wait_for(broken.read(), 60)
+        assert caught.value.is_infra
         with pytest.raises(PortReset):
             await broken.write(b"more")
         async with await made.connect(ECHO) as again:

@@ -150,8 +150,8 @@ async def test_a_trainer_without_an_sdk_needs_only_json(fake_system) -> None:
                                     inbox_prefix=_inbox(fake_system.admin_key))  # fmt: skip
     try:
         project = fake_system.project
-        events = await connection.subscribe(f"dsec.evt.v1.sandbox.{project}.running.*")
-        uid = ids.new()
+        uid = ids.new()  # alone: others' events may come after their answers
+        events = await connection.subscribe(f"dsec.evt.v1.sandbox.{project}.running.{uid}")
         body = {"request_id": uid, "specs": [{"backend": "fake"}]}
         await connection.request(
             f"dsec.req.v1.{project}.sandbox.create", json.dumps(body).encode(), timeout=30

@@ -73,7 +73,7 @@ async def test_a_good_task_scores_one_with_its_solution_and_nothing_without(
     containers: DSecClient,
 ) -> None:
     found = await preflight(containers, task())
-    assert (found.ok, found.oracle.reward, found.noop.reward) == (True, 1.0, 0.0)
+    assert (found.ok, found.oracle.reward, found.noop.reward) == (True, 1.0, 0.0), found
     assert found.oracle.details["fresh"]
 
 
