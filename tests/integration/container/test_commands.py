@@ -250,11 +250,18 @@ async def test_a_fork_bomb_meets_its_limit_and_can_be_stopped(harness: Container
     await asyncio.gather(bomb, return_exceptions=True)
 
 
-async def test_limits_are_those_asked_for(harness: ContainerHarness) -> None:
-    handle = await harness.driver.start(harness.spec(uid=new_uid(), pids=20, cpu_cores=0.25))
+async def test_processes_are_as_many_as_asked_for(harness: ContainerHarness) -> None:
+    handle = await harness.driver.start(harness.spec(uid=new_uid(), pids=20))
     try:
         ran = await run(harness.driver, handle, "for i in $(seq 40); do sleep 5 & done; echo end")
         assert b"fork" in ran.stderr.lower()
+    finally:
+        await harness.driver.stop(handle)
+
+
+async def test_cores_are_as_many_as_asked_for(harness: ContainerHarness) -> None:
+    handle = await harness.driver.start(harness.spec(uid=new_uid(), cpu_cores=0.25))
+    try:
         began = time.monotonic()
         script = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"
         before = (await harness.driver.usage(handle)).cpu_s

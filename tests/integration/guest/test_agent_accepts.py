@@ -93,7 +93,7 @@ async def test_connections_wait_for_an_edge_that_is_away(agent: Path) -> None:
     io = Caller(b"here", None)
     taken = asyncio.create_task(accept(second, port, io))
     assert await asyncio.wait_for(reader.read(), WAIT_S) == b"here"
-    assert bytes(io.got) == b"hello"
+    await until(lambda: bytes(io.got) == b"hello")
     writer.close()
     await asyncio.wait_for(taken, WAIT_S)
     early.close()
