@@ -21,6 +21,7 @@ from services.edge.machine import kernel
 from shared.errors import InvalidRequest, Unavailable
 
 LAYERS_MAX = 500  # the kernel's own bound for overlay
+PIECE_BYTES = 1024  # of what the kernel says of mounts, which it writes as far as is read
 
 
 @dataclass(slots=True)
@@ -157,13 +158,25 @@ def compose(
     return root
 
 
+def root_alone(pid: int) -> bool:
+    """Whether nothing lies over the root of process ``pid``. To go up from there leads to
+    what does, and else to the root again."""
+    root, above = os.stat(f"/proc/{pid}/root/."), os.stat(f"/proc/{pid}/root/..")
+    return os.path.samestat(root, above)
+
+
 def lower_count(pid: int) -> int:
     """How many lower layers the root mount of process ``pid`` really has."""
-    with Path(f"/proc/{pid}/mountinfo").open(errors="replace") as mounts:
-        for line in mounts:  # the kernel writes as far as is read, and a root is the oldest
-            parts = line.split()
-            if parts[4] == "/" and " - overlay " in line:
-                return _lower_count(line.rsplit(" ", 1)[1])
+    fd = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = b""
+        while piece := os.read(fd, PIECE_BYTES):  # a root is the oldest
+            *lines, text = (text + piece).split(b"\n")
+            for line in lines:
+                if line.split(b" ", 5)[4] == b"/" and b" - overlay " in line:
+                    return _lower_count(os.fsdecode(line.rsplit(b" ", 1)[1]))
+    finally:
+        os.close(fd)
     return 0
 
 
