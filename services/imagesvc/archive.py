@@ -18,6 +18,7 @@ import msgspec
 
 from services.imagesvc.imageconfig import parse_config
 from services.imagesvc.ociimage import (
+    LAYER_TYPES,
     OCI_INDEX,
     ArchiveImage,
     Descriptor,
@@ -33,6 +34,7 @@ from shared.erofs.kernelmount import open_beneath
 from shared.errors import InvalidRequest, NotFound
 
 FIELD = "archive"
+BLOBS = "blobs/sha256/"
 MEMBERS_MAX = 100_000
 FOREIGN_MAX = 256  # files of other names before a tar counts as no image archive
 LINKS_MAX = 8
@@ -113,8 +115,9 @@ def find_image(
     """The image in an archive, or ``None`` where the files are not an image archive.
 
     ``reference`` (a tag of ``docker save`` or an OCI ref name) chooses among
-    several. Raises :class:`InvalidRequest` (missing or damaged parts, digest
-    mismatch), :class:`NotFound` (``reference``), :class:`Unsupported` (media type).
+    several; what digests layers have is told by ``spool.confirm``. Raises
+    :class:`InvalidRequest` (missing or damaged parts, digest mismatch),
+    :class:`NotFound` (``reference``), :class:`Unsupported` (media type).
     """
     manifest = members.get("manifest.json")
     if manifest is not None:
@@ -123,7 +126,7 @@ def find_image(
             return _saved_image(members, spool, _chosen(entries, reference))
     if members.get("oci-layout") is not None and members.get("index.json") is not None:
         index = json_bytes(_named(members, "index.json"), field=FIELD)
-        return read_image(_Layout(members), spool, index, OCI_INDEX, reference=reference)
+        return read_image(_Layout(members, spool), spool, index, OCI_INDEX, reference=reference)
     return None
 
 
@@ -132,10 +135,14 @@ class _Layout:
     """The blobs of an OCI layout."""
 
     members: Members
+    spool: Spool
     field: str = FIELD
 
     def blob(self, descriptor: Descriptor) -> FileRange:
-        return _named(self.members, f"blobs/sha256/{descriptor.sha256}")
+        name = BLOBS + descriptor.sha256
+        if descriptor.media_type in LAYER_TYPES:
+            return _layer(self.members, name, self.spool)
+        return _named(self.members, name)
 
     def begin(self, total_bytes: int) -> None:
         """They are there already."""
@@ -168,15 +175,28 @@ def _chosen(entries: list[_SavedEntry], reference: str | None) -> _SavedEntry:
 def _saved_image(members: Members, spool: Spool, entry: _SavedEntry) -> ArchiveImage:
     check_layers(len(entry.Layers), field=FIELD)  # before each of them is hashed
     config, diff_ids = parse_config(json_bytes(_named(members, entry.Config), field=FIELD))
-    blobs = [_named(members, name) for name in entry.Layers]
+    blobs = [_layer(members, name, spool) for name in entry.Layers]
     return ArchiveImage(plain_layers(blobs, diff_ids, spool, field=FIELD), config)
 
 
 def _named(members: Members, name: str) -> FileRange:
     """A member that must be there; one named by its digest must also have it."""
+    found = _there(members, name)
+    if name.startswith(BLOBS):
+        check_digest(found, name.removeprefix(BLOBS), name, field=FIELD)
+    return found
+
+
+def _layer(members: Members, name: str, spool: Spool) -> FileRange:
+    """As :func:`_named`; of the digest the spool tells."""
+    found = _there(members, name)
+    if name.startswith(BLOBS):
+        spool.expect(found, name.removeprefix(BLOBS), name, field=FIELD)
+    return found
+
+
+def _there(members: Members, name: str) -> FileRange:
     found = members.get(name)
     if found is None:
         raise InvalidRequest(f"the archive lacks {name!r} or is truncated", field=FIELD)
-    if name.startswith("blobs/sha256/"):
-        check_digest(found, name.rpartition("/")[2], name, field=FIELD)
     return found

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from schemas.sandbox import ImageConfig
+from services.imagesvc.collecting import searched_rarely
 from services.imagesvc.meter import Cancelled, ImportProgress, Meter
 from services.imagesvc.reading import ImageEngine, ImageRegistries, ImportLimits, Reading
 from services.imagesvc.sources import ImportRequest, is_small
@@ -124,7 +125,7 @@ class Importer:
         if cancelled():
             raise Cancelled
         meter = Meter(progress, cancelled, seconds_max=self._limits.seconds_max)
-        with self._store.workspace() as work, ExitStack() as stack:
+        with self._store.workspace() as work, searched_rarely(), ExitStack() as stack:
             spool = stack.enter_context(
                 Spool(work, bytes_max=self._limits.unpacked_bytes_max, progress=meter.advance)
             )

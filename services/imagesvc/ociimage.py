@@ -14,7 +14,7 @@ import msgspec
 
 from schemas.sandbox import ImageConfig
 from services.imagesvc.imageconfig import parse_config
-from services.imagesvc.spool import Spool, sha256_of
+from services.imagesvc.spool import Spool, compare_digest, sha256_of
 from services.imagesvc.tarlayer import FileRange
 from shared.errors import InvalidRequest, NotFound, Unsupported
 
@@ -64,7 +64,7 @@ class BlobSource(Protocol):
     def field(self) -> str: ...
 
     def blob(self, descriptor: Descriptor) -> FileRange:
-        """A blob whose digest was checked."""
+        """A blob whose digest was checked; that of a layer may yet be told by the spool."""
         ...
 
     def begin(self, total_bytes: int) -> None:
@@ -78,8 +78,9 @@ def read_image(
 ) -> ArchiveImage:  # fmt: skip
     """The image of an index or manifest.
 
-    ``reference`` (an OCI ref name) chooses among several of an index. Raises
-    :class:`InvalidRequest` (missing or damaged parts, digest mismatch),
+    ``reference`` (an OCI ref name) chooses among several of an index; what digests layers
+    have is told by ``spool.confirm``. Raises :class:`InvalidRequest` (missing or damaged
+    parts, digest mismatch),
     :class:`NotFound` (``reference``), :class:`Unsupported` (media type).
     """
     manifest = _manifest(blobs, _decode(document, blobs.field), media_type, reference)
@@ -172,7 +173,8 @@ def _descriptor(entry: Any, field: str) -> Descriptor:
 def plain_layers(
     blobs: list[FileRange], diff_ids: list[str], spool: Spool, *, field: str
 ) -> list[FileRange]:
-    """The uncompressed layers, compared with the digests in the configuration."""
+    """The uncompressed layers. They are compared with the digests in the configuration beside
+    what is done next: ``spool.confirm`` tells."""
     if diff_ids and len(diff_ids) != len(blobs):
         raise InvalidRequest(
             f"{len(blobs)} layers but {len(diff_ids)} digests in the configuration", field=field
@@ -182,7 +184,7 @@ def plain_layers(
         algorithm, _, expected = diff_id.partition(":")
         if algorithm != "sha256":
             raise Unsupported(f"digest algorithm {algorithm!r}", field=field)
-        check_digest(layer, expected, f"layer {diff_id}", field=field)
+        spool.expect(layer, expected, f"layer {diff_id}", field=field)
     return layers
 
 
@@ -194,9 +196,7 @@ def check_layers(count: int, *, field: str) -> None:
 
 def check_digest(source: FileRange, expected: str, what: str, *, field: str) -> None:
     """Raises :class:`InvalidRequest` where ``source`` has another SHA-256."""
-    actual = sha256_of(source)
-    if actual != expected:
-        raise InvalidRequest(f"digest mismatch: {what} has sha256 {actual}", field=field)
+    compare_digest(sha256_of(source), expected, what, field=field)
 
 
 def json_bytes(source: FileRange, *, field: str) -> bytes:

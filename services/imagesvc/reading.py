@@ -183,9 +183,12 @@ class Reading:
 
     def _image(self, image: ArchiveImage) -> Trees:
         collapser = self._collapser()
-        for layer in image.layers:
-            tree = read_tar(layer, lower=collapser.view, entries_max=self.limits.entries_max)
-            collapser.add(tree.root)
+        try:
+            for layer in image.layers:
+                tree = read_tar(layer, lower=collapser.view, entries_max=self.limits.entries_max)
+                collapser.add(tree.root)
+        finally:
+            self.spool.confirm()  # a layer with another digest is told as such, whatever it has
         return collapser.finish(), image.config
 
     def _collapsed(self, roots: list[Inode]) -> list[Inode]:

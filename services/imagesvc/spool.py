@@ -1,7 +1,8 @@
 """Streams brought to disk: decompressed archives and what engines send.
 
-Owns: recognition and decompression of gzip, zstd, xz and bzip2, the size limit.
-Does not own: the directory it writes to (private, swept by the store), tar.
+Owns: recognition and decompression of gzip, zstd, xz and bzip2, the size limit, digests of
+what lies on disk, taken beside what else is done with it. Does not own: the directory it
+writes to (private, swept by the store), tar.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import hashlib
 import io
 import lzma
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
@@ -23,7 +26,11 @@ from services.imagesvc.tarlayer import FileRange
 from shared.errors import InvalidRequest
 
 COPY_BYTES = 1024 * 1024
+HASH_BYTES = 8 * 1024 * 1024
+"""The larger, the less whoever takes a digest comes in the way of the interpreter's others."""
 MAGIC_BYTES = 6
+WAIT_S = 0.5
+"""Between two looks, while a digest is waited for, at whether the import is to go on."""
 
 _OPENERS: tuple[tuple[bytes, Callable[[IO[bytes]], Iterator[bytes]]], ...] = (
     (b"\x1f\x8b", lambda raw: _pieces(gzip.GzipFile(fileobj=raw))),
@@ -33,6 +40,16 @@ _OPENERS: tuple[tuple[bytes, Callable[[IO[bytes]], Iterator[bytes]]], ...] = (
 )
 # One input piece can unpack to 32 MiB at most: a run takes 4 bytes per 128 KiB.
 ZSTD_INPUT_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A digest that is being taken, and what it should be."""
+
+    found: Future[str]
+    sha256: str
+    what: str
+    field: str
 
 
 @dataclass(slots=True)
@@ -48,11 +65,19 @@ class Spool:
     progress: Callable[[int], None]
     _used: int = 0
     _files: list[int] = field(default_factory=list)
+    _hashing: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="digest")
+    )
+    _hashed: dict[tuple[int, int, int], Future[str]] = field(default_factory=dict)
+    _expected: list[_Expected] = field(default_factory=list)
+    _closed: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Spool:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._hashing.shutdown(cancel_futures=True)  # it reads the files
         while self._files:
             os.close(self._files.pop())
 
@@ -79,14 +104,34 @@ class Spool:
             self.progress(0)
         return FileRange(fd, 0, length)
 
+    def expect(self, source: FileRange, sha256: str, what: str, *, field: str) -> None:
+        """Have a digest (hex) compared beside what is done next; :meth:`confirm` tells."""
+        place = (source.fd, source.start, source.length)
+        found = self._hashed.get(place)
+        if found is None:
+            found = self._hashing.submit(sha256_of, source, self._closed.is_set)
+            self._hashed[place] = found
+        self._expected.append(_Expected(found, sha256, what, field))
+
+    def confirm(self) -> None:
+        """Raises :class:`InvalidRequest` where an expected digest is another one."""
+        while self._expected:
+            one = self._expected[0]
+            while not wait([one.found], WAIT_S).done:
+                self.progress(0)
+            compare_digest(one.found.result(), one.sha256, one.what, field=one.field)
+            del self._expected[0]
+
     def plain(self, source: FileRange, *, field: str = "archive") -> FileRange:
         """``source`` itself where it is not compressed, else its content spooled.
 
-        Raises :class:`InvalidRequest` where the compressed stream is cut or damaged.
+        Raises :class:`InvalidRequest` where the compressed stream is cut or damaged, or an
+        expected digest is another one: nothing is unpacked before.
         """
         head = source.pread(MAGIC_BYTES, 0)
         for magic, opener in _OPENERS:
             if head.startswith(magic):
+                self.confirm()
                 try:
                     return self.store(opener(_copy(source)), field=field)
                 except (EOFError, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile) as error:
@@ -123,9 +168,22 @@ def _zstd_pieces(raw: IO[bytes]) -> Iterator[bytes]:
         raise EOFError("the zstd stream is cut")
 
 
-def sha256_of(source: FileRange) -> str:
-    """The digest (hex) of a byte range."""
+def sha256_of(source: FileRange, stopped: Callable[[], bool] = lambda: False) -> str:
+    """The digest (hex) of a byte range; of less, for nobody, once ``stopped`` says so."""
     digest = hashlib.sha256()
-    for at in range(0, source.length, COPY_BYTES):
-        digest.update(source.pread(COPY_BYTES, at))
+    view = memoryview(bytearray(min(HASH_BYTES, source.length)))
+    at = 0
+    while at < source.length and not stopped():
+        place = view[: source.length - at]
+        length = os.preadv(source.fd, [place], source.start + at)
+        if not length:
+            break  # cut meanwhile: what there was has another digest
+        digest.update(place[:length])
+        at += length
     return digest.hexdigest()
+
+
+def compare_digest(actual: str, expected: str, what: str, *, field: str) -> None:
+    """Raises :class:`InvalidRequest` where a SHA-256 is another one."""
+    if actual != expected:
+        raise InvalidRequest(f"digest mismatch: {what} has sha256 {actual}", field=field)

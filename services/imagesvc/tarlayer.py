@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import IO
 
@@ -21,6 +22,8 @@ from shared.erofs.layertree import Extent, Inode, LayerTree
 from shared.errors import InvalidRequest, Unsupported
 
 BLOCK_BYTES = 512
+AHEAD_BYTES = 4096
+"""Read at a time where headers are: those of small files lie close together."""
 XATTR_KEYWORD = "SCHILY.xattr."
 SPARSE_NAME_KEYWORD = "GNU.sparse.name"
 ACL_KEYWORD = "SCHILY.acl."
@@ -43,6 +46,8 @@ class FileRange:
     start: int
     length: int
     position: int = 0
+    _ahead: bytes = field(default=b"", compare=False)  # the last small piece, and more
+    _ahead_at: int = field(default=0, compare=False)
 
     def pread(self, length: int, offset: int) -> bytes:
         return os.pread(self.fd, min(length, max(0, self.length - offset)), self.start + offset)
@@ -55,7 +60,14 @@ class FileRange:
 
     def read(self, length: int = -1) -> bytes:
         wanted = self.length - self.position if length < 0 else length
-        data = self.pread(wanted, self.position)
+        if wanted > BLOCK_BYTES:
+            data = self.pread(wanted, self.position)
+        else:
+            at = self.position - self._ahead_at
+            if not 0 <= at <= len(self._ahead) - wanted:
+                self._ahead, self._ahead_at = self.pread(AHEAD_BYTES, self.position), self.position
+                at = 0
+            data = self._ahead[at : at + wanted]
         self.position += len(data)
         return data
 
@@ -82,7 +94,7 @@ def read_tar(
     count = xattr_bytes = 0
     try:
         with open_tar(source) as tar:
-            for count, member in enumerate(tar, start=1):
+            for count, member in enumerate(members(tar), start=1):
                 if count > entries_max:
                     raise InvalidRequest(f"more than {entries_max} entries", field=field)
                 xattr_bytes += _xattr_bytes(member)
@@ -104,6 +116,13 @@ def open_tar(source: FileRange) -> tarfile.TarFile:
     source.seek(0)
     file: IO[bytes] = source  # type: ignore[assignment]  # read, seek and tell are all it uses
     return BoundedTar.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape")
+
+
+def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The entries of a tar; unlike its own iterator this keeps none of them."""
+    while (member := tar.next()) is not None:
+        tar.members.clear()  # type: ignore[attr-defined]  # typeshed has no type for it
+        yield member
 
 
 def _add(tree: LayerTree, member: tarfile.TarInfo, source: FileRange, field: str) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import stat
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shared.erofs.layertree import OPAQUE_XATTR, Inode, walk
@@ -25,6 +26,7 @@ SUPER_BYTES = 128
 DEVICE_SLOT_BYTES = 128
 INODE_BYTES = 64
 NID_BYTES = 32
+DIRENT = struct.Struct("<QHBx")
 HOLE = 0xFFFFFFFF
 DATA_DEVICE = 1
 
@@ -141,7 +143,7 @@ def _shape(record: _Record, placements: dict[int, Placement]) -> None:
     inode = record.inode
     record.xattrs = encode_xattrs(inode)
     if inode.is_dir:
-        _flat(record, _directory(record))
+        _flat(record, bytes(_directory_bytes(record)))
     elif inode.is_link:
         _flat(record, inode.target)
     elif inode.is_regular:
@@ -194,37 +196,42 @@ def _xattr_index(name: bytes) -> tuple[int, bytes]:
     raise Unsupported(f"extended attribute of an unknown name space: {name[:80]!r}")
 
 
-def _directory(record: _Record) -> bytes:
-    """A directory's content; node numbers are zero until the inodes are placed."""
+def _directory_blocks(record: _Record) -> Iterator[list[tuple[bytes, _Record]]]:
+    """A directory's entries, those of a block together."""
     entries = dict(record.names)
     entries[b"."] = record
     entries[b".."] = record.parent or record
-    blocks: list[list[tuple[bytes, _Record]]] = [[]]
+    block: list[tuple[bytes, _Record]] = []
     used = 0
-    for name, child in sorted(entries.items()):
-        need = 12 + len(name)
+    for name in sorted(entries):
+        need = DIRENT.size + len(name)
         if used + need > BLOCK_BYTES:
-            blocks.append([])
-            used = 0
-        blocks[-1].append((name, child))
+            yield block
+            block, used = [], 0
+        block.append((name, entries[name]))
         used += need
-    encoded = [_directory_block(block) for block in blocks]
-    padded = [block.ljust(BLOCK_BYTES, b"\0") for block in encoded[:-1]]
-    return b"".join([*padded, encoded[-1]])
+    yield block
+
+
+def _directory_bytes(record: _Record) -> int:
+    """The size of a directory's content, which needs no node numbers."""
+    *full, last = _directory_blocks(record)
+    return len(full) * BLOCK_BYTES + sum(DIRENT.size + len(name) for name, _ in last)
 
 
 def _directory_block(entries: list[tuple[bytes, _Record]]) -> bytes:
-    name_at = 12 * len(entries)
+    name_at = DIRENT.size * len(entries)
     head = bytearray()
     for name, child in entries:
         kind = FILE_TYPES[stat.S_IFMT(child.inode.mode)]
-        head += struct.pack("<QHBx", child.nid, name_at, kind)
+        head += DIRENT.pack(child.at // NID_BYTES, name_at, kind)
         name_at += len(name)
     return bytes(head) + b"".join(name for name, _ in entries)
 
 
 def _fill_directory(record: _Record) -> None:
-    data = _directory(record)
+    *full, last = [_directory_block(block) for block in _directory_blocks(record)]
+    data = b"".join([*(block.ljust(BLOCK_BYTES, b"\0") for block in full), last])
     cut = len(record.blocks)
     record.blocks, record.tail = data[:cut], data[cut:]
 

@@ -132,15 +132,14 @@ def split_path(path: bytes, *, field: str = "archive") -> list[bytes]:
         raise InvalidRequest(
             f"more than {DEPTH_MAX} directories deep: {shown[:80]!r}…", field=field
         )
-    for part in parts:
-        if part == b"..":
-            raise InvalidRequest(f"'..' in a layer's name: {shown!r}", field=field)
-        if b"\0" in part:
-            raise InvalidRequest(f"NUL in a layer's name: {shown!r}", field=field)
-        if len(part) > NAME_MAX_BYTES:
-            raise InvalidRequest(
-                f"name longer than {NAME_MAX_BYTES} bytes: {shown[:80]!r}…", field=field
-            )
+    if b".." in parts:
+        raise InvalidRequest(f"'..' in a layer's name: {shown!r}", field=field)
+    if b"\0" in path:
+        raise InvalidRequest(f"NUL in a layer's name: {shown!r}", field=field)
+    if len(path) > NAME_MAX_BYTES and max(map(len, parts), default=0) > NAME_MAX_BYTES:
+        raise InvalidRequest(
+            f"name longer than {NAME_MAX_BYTES} bytes: {shown[:80]!r}…", field=field
+        )
     return parts
 
 
@@ -176,6 +175,7 @@ class LayerTree:
         self.root = self._implied(lower)
         self._lower = lower
         self._field = field
+        self._last: tuple[list[bytes], Inode] | None = None
 
     @staticmethod
     def _implied(lower: Inode | None) -> Inode:
@@ -198,14 +198,19 @@ class LayerTree:
                 inode.opaque |= old.opaque
             elif old.is_whiteout:
                 inode.opaque = True
-        parent.children[parts[-1]] = inode
+        self._put(parent, parts[-1], inode)
+
+    def _put(self, parent: Inode, name: bytes, inode: Inode) -> None:
+        if name in parent.children:
+            self._last = None  # what is replaced may be on the way there
+        parent.children[name] = inode
 
     def _set_root(self, inode: Inode) -> None:
         if not inode.is_dir:
             raise InvalidRequest("the root of a layer must be a directory", field=self._field)
         inode.children, inode.implicit = self.root.children, False
         inode.opaque |= self.root.opaque
-        self.root = inode
+        self.root, self._last = inode, None
 
     def link(self, path: bytes, target: bytes) -> None:
         """Make ``path`` a hard link to ``target`` of this layer or a lower one."""
@@ -218,7 +223,7 @@ class LayerTree:
                 f"{target.decode(errors='backslashreplace')!r}, which no layer has",
                 field=self._field,
             )
-        self._parent(parts, path).children[parts[-1]] = found
+        self._put(self._parent(parts, path), parts[-1], found)
 
     def whiteout(self, path: bytes) -> None:
         """Delete ``path`` of lower layers; what this layer itself has there stays."""
@@ -251,7 +256,13 @@ class LayerTree:
             self.whiteout((head + b"/" if head else b"") + hidden)
 
     def _parent(self, parts: list[bytes], path: bytes) -> Inode:
-        """The directory that holds the last of ``parts``, made where it is missing."""
+        """The directory that holds the last of ``parts``, made where it is missing.
+
+        Most entries have that of the entry before, which is remembered where no link led to
+        it: only something else in the place of a directory on the way changes it then.
+        """
+        if self._last is not None and self._last[0] == parts[:-1]:
+            return self._last[1]
         trail = [(self.root, self._lower)]
         queue = list(reversed(parts[:-1]))
         hops = 0
@@ -275,6 +286,8 @@ class LayerTree:
                 shown = path.decode(errors="backslashreplace")
                 raise InvalidRequest(f"{shown!r} is below a file", field=self._field)
             trail.append((own, low if low is not None and low.is_dir else None))
+        if not hops:
+            self._last = parts[:-1], trail[-1][0]
         return trail[-1][0]
 
     def _find(self, parts: list[bytes]) -> Inode | None:

@@ -2,14 +2,18 @@
 
 Owns: the comparison of names, types, modes, owners, times, sizes, devices, xattrs,
 link targets, hard links and contents. Does not own: the mount. A conversion that
-drops or alters anything is refused before the layer gets a name.
+drops or alters anything is refused before the layer gets a name. Contents of larger files
+are read and digested by a second thread, beside the walk over the entries.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from shared.erofs.kernelmount import mounted_layer
@@ -18,6 +22,10 @@ from shared.errors import Internal
 
 READ_BYTES = 1024 * 1024
 DIGESTED_WHOLE_MAX_BYTES = 8 * 1024 * 1024
+ASIDE_MIN_BYTES = 64 * 1024
+"""Handing a smaller file over costs as much as its digest."""
+ASIDE_MAX = 64
+"""Files handed over at a time: each is open."""
 PAGE_BYTES = 4096
 ZERO_PAGE = bytes(PAGE_BYTES)
 
@@ -35,8 +43,8 @@ def check_layer(
     ``digests``: content digest by ``id(inode)``, taken while the source was read.
     ``tick`` is called with 0 for each entry and may raise to cancel.
     """
-    with mounted_layer(meta_path, data_path) as root_fd:
-        _Check(digests, tick).run(root_fd, root)
+    with mounted_layer(meta_path, data_path) as root_fd, _Aside() as aside:
+        _Check(digests, tick, aside).run(root_fd, root)
 
 
 class SparseDigest:
@@ -93,17 +101,46 @@ def data_spans(fd: int, size: int) -> list[tuple[int, int]]:
     return spans
 
 
+class _Aside:
+    """Checks that run in a second thread, in order; at most ASIDE_MAX of them are pending."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="content check")
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> _Aside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()  # no file of the layer stays open
+
+    def add(self, check: Callable[[], None]) -> None:
+        """``check`` runs in any case; raises what an earlier one found."""
+        self._pending.append(self._thread.submit(check))
+        while self._pending and (len(self._pending) > ASIDE_MAX or self._pending[0].done()):
+            self._pending.popleft().result()
+
+    def finish(self) -> None:
+        while self._pending:
+            self._pending.popleft().result()
+
+
 class _Check:
-    def __init__(self, digests: dict[int, bytes], tick: Callable[[int], None]) -> None:
+    def __init__(
+        self, digests: dict[int, bytes], tick: Callable[[int], None], aside: _Aside
+    ) -> None:
         self._digests = digests
         self._tick = tick
+        self._aside = aside
         self._buffer = memoryview(bytearray(READ_BYTES))
+        self._aside_buffer = memoryview(bytearray(READ_BYTES))
         self._numbers: dict[int, int] = {}  # id(inode) -> st_ino, for hard links
 
     def run(self, root_fd: int, root: Inode) -> None:
         self._attributes(b"", os.fstat(root_fd), root)
         self._xattrs(b"", root_fd, b".", root)
         self._directory(root_fd, b"", root)
+        self._aside.finish()
 
     def _directory(self, fd: int, path: bytes, inode: Inode) -> None:
         found = {os.fsencode(name) for name in os.listdir(fd)}
@@ -126,20 +163,27 @@ class _Check:
             if target != inode.target:
                 raise _differs(path, "link target", inode.target, target)
         elif inode.is_dir:
-            self._opened(fd, name, path, inode, os.O_DIRECTORY)
-        elif inode.is_regular and inode.size:
-            self._opened(fd, name, path, inode, 0)
-
-    def _opened(self, fd: int, name: bytes, path: bytes, inode: Inode, flags: int) -> None:
-        flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        child_fd = os.open(name, flags, dir_fd=fd)
-        try:
-            if inode.is_dir:
+            child_fd = _opened(fd, name, os.O_DIRECTORY)
+            try:
                 self._directory(child_fd, path, inode)
-            elif content_digest(child_fd, inode, self._buffer) != self._digests[id(inode)]:
+            finally:
+                os.close(child_fd)
+        elif inode.is_regular and inode.size:
+            child_fd = _opened(fd, name, 0)
+            if inode.size < ASIDE_MIN_BYTES:
+                self._content(child_fd, path, inode, self._buffer)
+            else:
+                self._aside.add(
+                    partial(self._content, child_fd, path, inode, self._aside_buffer)
+                )
+
+    def _content(self, fd: int, path: bytes, inode: Inode, view: memoryview) -> None:
+        """Compares the content of an open file, which is closed then."""
+        try:
+            if content_digest(fd, inode, view) != self._digests[id(inode)]:
                 raise _differs(path, "content", "as in the source", "other bytes")
         finally:
-            os.close(child_fd)
+            os.close(fd)
 
     def _attributes(self, path: bytes, status: os.stat_result, inode: Inode) -> None:
         expected = (inode.mode, inode.uid, inode.gid, inode.mtime_ns)
@@ -158,6 +202,10 @@ class _Check:
             expected[OPAQUE_XATTR] = b"y"
         if found != expected:
             raise _differs(path, "xattrs", expected, found)
+
+
+def _opened(fd: int, name: bytes, flags: int) -> int:
+    return os.open(name, flags | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
 
 
 def read_xattrs(fd: int, name: bytes) -> dict[bytes, bytes]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
@@ -38,6 +39,7 @@ from shared.errors import InvalidRequest, Unsupported
 INLINE_MAX_BYTES = 1024  # smaller files live in the metadata, which nodes have locally
 SHARED_MAX_BYTES = verification.DIGESTED_WHOLE_MAX_BYTES  # equal files up to this: stored once
 READ_BYTES = 1024 * 1024
+BESIDE_MIN_BYTES = 64 * 1024  # handing the digest of a smaller file to a thread costs as much
 CHUNKS_PER_FILE_MAX = 16384  # of a sparse file; bounds its index to 128 KiB
 
 Progress = Callable[[int], None]
@@ -59,20 +61,40 @@ def build_layer(
     ``Internal`` (the written layer differs), :class:`OSError` (disk).
     """
     tick = progress or (lambda done: None)
+    inodes = list(unique_inodes(root))
+    files = _in_order(inodes, together)
     with DataBlob(out_dir / DATA_NAME) as data:
-        contents = _Contents(data, tick)
-        for path, inode in _in_order(root, together):
+        contents = _Contents(data, tick, (inode.size for _, inode in files))
+        for path, inode in files:
             contents.store(path, inode)
-    digest = hashlib.sha256(b"".join(data.chunk_digests)).hexdigest() if data.blocks else ""
+    data_path = out_dir / DATA_NAME if data.blocks else None
+    with _written_through(data_path) if durable else nullcontext():
+        made = _finished(
+            root, out_dir, data, contents, entries=len(inodes), first=contents.chunks_of(first)
+        )
+        if verify:
+            verification.check_layer(
+                root, made.meta_path, data_path, contents.digests(), tick=tick
+            )
+    return made
+
+
+def _finished(
+    root: Inode, out_dir: Path, data: DataBlob, contents: _Contents, *, entries: int,
+    first: tuple[int, ...],
+) -> LayerFiles:  # fmt: skip
+    """The layer, once what belongs to its blob is written."""
+    listed = b"".join(data.chunk_digests)
+    digest = hashlib.sha256(listed).hexdigest() if data.blocks else ""
     meta = encode(
         root, contents.placements, data_blocks=data.blocks, data_tag=digest.encode("ascii")
     )
     _write_new(out_dir / META_NAME, meta)
     if data.blocks:
-        _write_new(out_dir / CHUNKS_NAME, b"".join(data.chunk_digests))
+        _write_new(out_dir / CHUNKS_NAME, listed)
     else:
         (out_dir / DATA_NAME).unlink()
-    files = LayerFiles(
+    return LayerFiles(
         digest=hashlib.sha256(meta).hexdigest(),
         meta_path=out_dir / META_NAME,
         data_path=out_dir / DATA_NAME if data.blocks else None,
@@ -80,24 +102,18 @@ def build_layer(
         meta_bytes=len(meta),
         data_bytes=data.blocks * BLOCK_BYTES,
         data_digest=digest,
-        entries=sum(1 for _ in unique_inodes(root)),
-        first=contents.chunks_of(first),
+        entries=entries,
+        first=first,
     )
-    with _written_through(files.data_path) if durable else nullcontext():
-        if verify:
-            verification.check_layer(
-                root, files.meta_path, files.data_path, contents.digests, tick=tick
-            )
-    return files
 
 
-def _in_order(root: Inode, together: Sequence[Inode]) -> Iterator[tuple[bytes, Inode]]:
-    """The regular files, each once, under its first name; those of ``together`` first."""
-    left = {id(one): (path, one) for path, one in unique_inodes(root) if one.is_regular}
-    for inode in together:
-        if id(inode) in left:
-            yield left.pop(id(inode))
-    yield from left.values()
+def _in_order(
+    inodes: Sequence[tuple[bytes, Inode]], together: Sequence[Inode]
+) -> list[tuple[bytes, Inode]]:
+    """The regular files, those of ``together`` first."""
+    left = {id(one): (path, one) for path, one in inodes if one.is_regular}
+    ahead = [left.pop(id(one)) for one in dict.fromkeys(together) if id(one) in left]
+    return [*ahead, *left.values()]
 
 
 @contextmanager
@@ -128,12 +144,18 @@ def _write_new(path: Path, data: bytes) -> None:
 class _Contents:
     """Reads regular files and decides where their bytes go."""
 
-    def __init__(self, data: DataBlob, progress: Progress) -> None:
+    def __init__(self, data: DataBlob, progress: Progress, sizes: Iterable[int]) -> None:
         self.placements: dict[int, Placement] = {}
-        self.digests: dict[int, bytes] = {}  # SHA-256 of the content, by id(inode)
+        self._digests: dict[int, bytes] = {}
+        self._beside: dict[int, hashlib._Hash] = {}  # those that the blob's thread takes
         self._data = data
         self._progress = progress
+        self._sizes = Counter(sizes)
         self._by_digest: dict[bytes, Placement] = {}
+
+    def digests(self) -> dict[int, bytes]:
+        """Of the contents, by ``id(inode)``; known when the blob is written."""
+        return self._digests | {key: digest.digest() for key, digest in self._beside.items()}
 
     def store(self, path: bytes, inode: Inode) -> None:
         """Copy one file's content to its place; the digest is taken from what was read."""
@@ -170,11 +192,20 @@ class _Contents:
 
     def _whole(self, inode: Inode, reader: _Reader) -> Placement:
         content = reader.read(0, inode.size)
-        digest = self.digests[id(inode)] = hashlib.sha256(content).digest()
+        if inode.size >= BESIDE_MIN_BYTES and self._sizes[inode.size] == 1:  # no other is equal
+            self._digest_beside(inode, content)
+            return self._placed(content, inode)
+        digest = self._digests[id(inode)] = hashlib.sha256(content).digest()
         known = self._by_digest.get(digest)
         if known is None:
             known = self._by_digest[digest] = self._placed(content, inode)
         return known
+
+    def _digest_beside(self, inode: Inode, piece: bytes) -> None:
+        digest = self._beside.get(id(inode))
+        if digest is None:
+            digest = self._beside[id(inode)] = hashlib.sha256()
+        self._data.digest(digest.update, piece)
 
     def _placed(self, content: bytes, inode: Inode) -> Placement:
         if len(content) <= INLINE_MAX_BYTES:
@@ -188,14 +219,12 @@ class _Contents:
         return Placement(chunk_bits=bits, chunks=tuple(places))
 
     def _streamed(self, inode: Inode, reader: _Reader) -> Placement:
-        digest = hashlib.sha256()
         first = self._data.blocks
         for at in range(0, inode.size, READ_BYTES):
             piece = reader.read(at, min(READ_BYTES, inode.size - at))
-            digest.update(piece)
+            self._digest_beside(inode, piece)
             self._data.append(piece)
             self._progress(0)
-        self.digests[id(inode)] = digest.digest()
         return Placement(chunk_bits=chunk_bits(inode.size, sparse=False), chunks=(first,))
 
     def _sparse(self, inode: Inode, reader: _Reader) -> Placement:
@@ -215,7 +244,7 @@ class _Contents:
                 self._data.append(piece)
                 digest.update(piece_at, piece)
                 self._progress(0)
-        self.digests[id(inode)] = digest.digest()
+        self._digests[id(inode)] = digest.digest()
         return Placement(chunk_bits=bits, chunks=tuple(places))
 
 

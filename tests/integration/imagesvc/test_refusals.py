@@ -75,6 +75,16 @@ def test_a_path_that_is_not_there_or_no_file_is_refused(
         assert (error.code, error.field) == ("invalid_request", "path")
 
 
+def test_a_layer_with_another_digest_is_told_as_such_even_if_it_is_no_tar(
+    tmp_path: Path, importer: Importer, store: FolderStore
+) -> None:
+    layer = tar_bytes([member("a", b"x" * 9999)])
+    for damaged in (layer.replace(b"x" * 512, b"y" * 512), layer.replace(b"ustar", b"\xff" * 5)):
+        data = saved_image([layer]).replace(layer, damaged)
+        error = refused(importer, store, archive(tmp_path, data))
+        assert "digest mismatch" in error.message
+
+
 def test_a_bad_layer_above_a_good_one_leaves_neither(tmp_path: Path, store: FolderStore) -> None:
     importer = Importer(store, limits=ImportLimits(collapse_bytes_max=0))
     layers = [tar_bytes([member("a", b"x" * 9999)]), tar_bytes([member("../b", b"y")])]

@@ -41,7 +41,9 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 def found(data: bytes, spool: Spool, reference: str | None = None) -> ArchiveImage | None:
     source = as_range(data, spool.directory)
     spool.keep_open(source.fd)
-    return find_image(TarMembers.read(source), spool, reference=reference)
+    image = find_image(TarMembers.read(source), spool, reference=reference)
+    spool.confirm()
+    return image
 
 
 def contents(image: ArchiveImage | None) -> list[bytes]:
@@ -115,6 +117,15 @@ def test_a_layer_that_its_configuration_does_not_name_is_refused(spool: Spool) -
     )  # fmt: skip
     with pytest.raises(InvalidRequest, match="digest mismatch"):
         found(data, spool)
+
+
+def test_nothing_is_unpacked_before_its_digest_was_compared(spool: Spool) -> None:
+    files = oci_files(LAYERS, [OCI_TAR] * 2)
+    files[f"blobs/sha256/{sha256(LAYERS[1])}"] = gzip.compress(LAYERS[1])[:-9]
+    source = as_range(oci_tar(files), spool.directory)
+    spool.keep_open(source.fd)
+    with pytest.raises(InvalidRequest, match="digest mismatch"):
+        find_image(TarMembers.read(source), spool)
 
 
 def test_an_unknown_media_type_is_refused(spool: Spool) -> None:

@@ -6,6 +6,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from services.imagesvc import tarheaders, tarlayer
 from services.imagesvc.archive import TarMembers
@@ -80,3 +82,39 @@ def test_the_xattrs_of_a_layer_are_bounded(
     data = header(b"g", record) + tar_bytes([member(name, b"") for name in "abc"])
     with pytest.raises(Unsupported):
         read_tar(as_range(data, tmp_path), entries_max=10)
+
+
+READ = ("name", "mode", "uid", "gid", "size", "mtime", "type", "linkname", "devmajor", "devminor")
+KINDS = [tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE]
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT]
+
+
+def values(read: type[tarfile.TarInfo], block: bytes) -> list[object]:
+    found = read.frombuf(block, "utf-8", "surrogateescape")
+    return [getattr(found, name) for name in READ]
+
+
+@given(
+    name=st.text("ab/\xe9", min_size=1, max_size=120), kind=st.sampled_from(KINDS),
+    form=st.sampled_from(FORMATS), mode=st.integers(0, 0o7777), owner=st.integers(0, 1 << 30),
+    size=st.integers(0, 1 << 40), mtime=st.integers(-9, 1 << 40), minor=st.integers(0, 9),
+)  # fmt: skip
+def test_plain_headers_say_what_the_library_reads_in_them(
+    name: str, kind: bytes, form: int, mode: int, owner: int, size: int, mtime: int, minor: int
+) -> None:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode, info.uid, info.gid = kind, mode, owner, owner // 2
+    info.size, info.mtime, info.devminor, info.linkname = size, mtime, minor, name[:90]
+    try:
+        block = info.tobuf(form)[-512:]
+    except ValueError:  # ustar has no room for it
+        assume(False)
+    assert values(tarheaders.BoundedTar.tarinfo, block) == values(tarfile.TarInfo, block)
+
+
+@pytest.mark.parametrize("at", [0, 100, 124, 147, 148, 154, 156, 329, 345, 511])
+def test_a_header_with_another_byte_is_refused(at: int) -> None:
+    block = bytearray(tarfile.TarInfo("name").tobuf(tarfile.USTAR_FORMAT))
+    block[at] ^= 1
+    with pytest.raises(tarfile.HeaderError):
+        tarheaders.BoundedTar.tarinfo.frombuf(block, "utf-8", "surrogateescape")

@@ -210,3 +210,34 @@ def test_squash_gives_every_entry_one_owner() -> None:
     tree.add(b"d/f", regular(uid=5, gid=6))
     owned_by(tree.root, 1000, 1001)
     assert {(inode.uid, inode.gid) for _, inode in walk(tree.root)} == {(1000, 1001)}
+
+
+def test_what_takes_a_directory_s_place_is_seen_by_the_next_entry() -> None:
+    tree = LayerTree()
+    tree.add(b"a/b/one", regular())
+    tree.add(b"a/b", link(b"/c"))
+    tree.add(b"a/b/two", regular())
+    assert paths(tree.root) == [b"", b"a", b"a/b", b"c", b"c/two"]
+    tree.add(b"a", regular())
+    with pytest.raises(InvalidRequest, match="below a file"):
+        tree.add(b"a/b/three", regular())
+
+
+def test_a_directory_that_comes_after_its_entries_is_their_own() -> None:
+    tree = LayerTree()
+    tree.add(b"a/one", regular())
+    tree.add(b"a", directory(0o700))
+    tree.make_opaque(b"a")
+    tree.add(b"a/two", regular())
+    assert tree.root.children[b"a"].mode == stat.S_IFDIR | 0o700
+    assert tree.root.children[b"a"].opaque
+    assert paths(tree.root) == [b"", b"a", b"a/one", b"a/two"]
+
+
+def test_a_hard_link_in_a_directory_s_place_is_seen_by_the_next_entry() -> None:
+    tree = LayerTree()
+    tree.add(b"file", regular())
+    tree.add(b"a/one", regular())
+    tree.link(b"a", b"file")
+    with pytest.raises(InvalidRequest, match="below a file"):
+        tree.add(b"a/two", regular())
