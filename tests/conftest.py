@@ -27,6 +27,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What failed before it was run again, in full (``--reruns``): it passed or not, the
+    first failure is a defect of the test or of what it tests."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"failed at first: {report.nodeid}")
+        terminalreporter.write_line(str(report.longrepr))
+
+
 class ByFolder(LoadScopeScheduling):
     """With several workers, what shares a system or a machine-wide fixture runs on one:
     a folder of integration tests, all of another kind; of pure tests a module."""
