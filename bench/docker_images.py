@@ -1,7 +1,8 @@
 """Docker Engine as the peer of images: the same files loaded from a local archive, and pulled
 from a registry of ours with the store's latency; each with its first command.
 
-The archive is kind to Docker: nothing is fetched. The registry's layer is compressed as a push
+Each has a file of its own, so that the engine has none of its layers from anywhere else. The
+archive is kind to Docker: nothing is fetched. The registry's layer is compressed as a push
 would (gzip, the fastest level); our store's layers are not.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -42,13 +44,22 @@ class Loaded:
 def saved(tree: Path, archive: Path) -> None:
     """The tree as an image in ``archive``, as ``docker save`` writes it."""
     client = docker.from_env(timeout=300)
-    with subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE) as tar:
+    with _tar(tree, archive.parent) as tar:
         name, tag = IMAGE.split(":")
         client.api.import_image_from_stream(tar.stdout, repository=name, tag=tag)
     with archive.open("wb") as file:
         for piece in client.images.get(IMAGE).save(named=True):
             file.write(piece)
     client.images.remove(IMAGE, force=True)
+
+
+def _tar(tree: Path, work: Path) -> subprocess.Popen[bytes]:
+    """What packs the tree and one file more; its output is the archive."""
+    own = work / f"own-{secrets.token_hex(4)}"
+    own.mkdir()
+    (own / ".dsec-bench").write_text(own.name)
+    words = ["tar", "-c", "-C", str(tree), ".", "-C", str(own), "./.dsec-bench"]
+    return subprocess.Popen(words, stdout=subprocess.PIPE)
 
 
 def loaded(archive: Path, command: Sequence[str]) -> Loaded:
@@ -103,7 +114,7 @@ def _image(tree: Path, work: Path) -> dict[str, _Blob]:
     plain = hashlib.sha256()
     with (
         layer.open("wb") as out,
-        subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE) as tar,
+        _tar(tree, work) as tar,
         subprocess.Popen(["gzip", "-1"], stdin=subprocess.PIPE, stdout=out) as packer,
     ):
         assert tar.stdout is not None and packer.stdin is not None
