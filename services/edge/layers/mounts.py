@@ -158,13 +158,6 @@ def compose(
     return root
 
 
-def root_alone(pid: int) -> bool:
-    """Whether nothing lies over the root of process ``pid``. To go up from there leads to
-    what does, and else to the root again."""
-    root, above = os.stat(f"/proc/{pid}/root/."), os.stat(f"/proc/{pid}/root/..")
-    return os.path.samestat(root, above)
-
-
 def lower_count(pid: int) -> int:
     """How many lower layers the root mount of process ``pid`` really has."""
     fd = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
